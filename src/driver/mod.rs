@@ -1,0 +1,180 @@
+//! The seam to CUDA, or to the simulated device.
+//!
+//! Everything above this module speaks of contexts, streams and events through [`DriverApi`]; only
+//! `cuda.rs` knows a CUDA handle or constant. The rules that every implementation keeps:
+//!
+//! * **Thread-safe.** Any method may be called from any thread, several at once.
+//! * **No panic.** A failure is a [`CallError`] with the driver's own code.
+//! * **No retry, no policy.** A method makes the one driver call that it names and reports.
+//! * **Lazy.** Constructing a driver opens and initialises nothing; `prepare` does.
+//!
+//! Handles are plain numbers here. A stream handle is never kept as an identity beyond one record,
+//! because the driver reuses handles.
+
+pub(crate) mod host;
+
+use crate::error::{CallError, Error};
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+/// A driver handle of the pool: CUDA, no device at all, or the simulated device.
+///
+/// Cheap to clone; clones share one state. Opens and initialises nothing until a context is known
+/// or page-locking is asked for.
+#[derive(Clone)]
+pub struct Driver {
+    api: Arc<dyn DriverApi>,
+}
+
+impl Driver {
+    /// No device: nothing is ever page-locked, and no device work is ever outstanding.
+    pub fn host_only() -> Self {
+        Self::from_api(Arc::new(host::HostDriver))
+    }
+
+    pub(crate) fn from_api(api: Arc<dyn DriverApi>) -> Self {
+        Self { api }
+    }
+
+    pub(crate) fn api(&self) -> &dyn DriverApi {
+        &*self.api
+    }
+
+    /// What this driver is: `"cuda"`, `"host"` or `"simulated"`.
+    pub fn name(&self) -> &'static str {
+        self.api.identity().name
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+/// Which driver a stream or a context belongs to; two are the same driver when both fields agree.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct DriverIdentity {
+    /// `"cuda"`, `"host"`, `"simulated"`.
+    pub(crate) name: &'static str,
+    /// Distinguishes simulated devices of one process; 0 for the others.
+    pub(crate) instance: u64,
+}
+
+/// A context, `CUcontext` as a number; never 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct ContextHandle(pub(crate) usize);
+
+/// A stream, `CUstream` as a number: 0 the null stream, 1 legacy, 2 per-thread, else a pointer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct StreamHandle(pub(crate) usize);
+
+impl StreamHandle {
+    /// Whether the handle's meaning depends on the thread's current context or on the thread itself.
+    pub(crate) fn is_implicit(self) -> bool {
+        self.0 <= 2
+    }
+}
+
+/// An event, `CUevent` as a number; never 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct EventHandle(pub(crate) usize);
+
+/// How a thread's driver calls interact with stream captures (`CUstreamCaptureMode`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CaptureMode {
+    /// The default of every thread.
+    Global = 0,
+    /// Only this thread's own captures forbid calls.
+    ThreadLocal = 1,
+    /// No capture forbids a call of this thread.
+    Relaxed = 2,
+}
+
+/// What the pool is about to do to host memory; the simulated device checks it against work in flight.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HostAccess {
+    /// Zeroes the bytes.
+    Zero,
+    /// Unmaps the bytes.
+    Unmap,
+    /// Hands the bytes to a caller who may write them.
+    HandOut,
+}
+
+/// Keeps a context alive for as long as it is held, for example an `Arc<CudaContext>`.
+pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
+
+/// The entry points that the pool needs. Method by method, the CUDA driver function it stands for.
+pub(crate) trait DriverApi: Send + Sync + fmt::Debug {
+    /// Which driver this is; never touches the driver.
+    fn identity(&self) -> DriverIdentity;
+
+    /// Whether this process uses the driver already, so that contexts and device work can exist.
+    ///
+    /// Loads and initialises nothing: for CUDA it looks whether libcuda is mapped already.
+    /// Cheap once true; while false, a caller on a hot path asks rarely.
+    fn is_in_use(&self) -> bool;
+
+    /// Loads the library where needed and calls `cuInit(0)`; cheap when done before.
+    fn prepare(&self) -> Result<(), Error>;
+
+    /// `cuCtxGetCurrent`: the calling thread's context. `None` when there is none or the driver is not in use.
+    fn current_context(&self) -> Option<ContextHandle>;
+
+    /// `cuCtxSetCurrent`; `None` unbinds.
+    fn set_current_context(&self, context: Option<ContextHandle>) -> Result<(), CallError>;
+
+    /// `cuCtxGetDevice`: the device ordinal handle of the *current* context.
+    fn current_device(&self) -> Result<i32, CallError>;
+
+    /// The devices whose primary context is active (`cuDevicePrimaryCtxGetState`); creates none.
+    fn active_primary_devices(&self) -> Result<Vec<i32>, CallError>;
+
+    /// `cuDevicePrimaryCtxRetain`.
+    fn retain_primary(&self, device: i32) -> Result<ContextHandle, CallError>;
+
+    /// `cuDevicePrimaryCtxRelease_v2`.
+    fn release_primary(&self, device: i32) -> Result<(), CallError>;
+
+    /// `cuCtxSynchronize` of the current context; blocks.
+    fn synchronize_context(&self) -> Result<(), CallError>;
+
+    /// Whether devices read pageable host memory themselves (attributes 88 or 100 of `device`), so
+    /// that a copy from it may still read when the call has returned.
+    fn reads_pageable_memory(&self, device: i32) -> Result<bool, CallError>;
+
+    /// `cuEventCreate` with timing disabled, in the current context.
+    fn create_event(&self) -> Result<EventHandle, CallError>;
+
+    /// `cuEventRecord`.
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), CallError>;
+
+    /// `cuEventQuery`: true when complete, false for 600.
+    fn query_event(&self, event: EventHandle) -> Result<bool, CallError>;
+
+    /// `cuEventDestroy_v2`.
+    fn destroy_event(&self, event: EventHandle) -> Result<(), CallError>;
+
+    /// `cuStreamIsCapturing`: true for an active or an invalidated capture.
+    fn is_capturing(&self, stream: StreamHandle) -> Result<bool, CallError>;
+
+    /// `cuThreadExchangeStreamCaptureMode`; gives the mode that the thread had.
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode, CallError>;
+
+    /// `cuMemHostRegister_v2` with `CU_MEMHOSTREGISTER_PORTABLE`, in the current context.
+    ///
+    /// Safe to call with any range, since the driver validates it; *keeping* the range mapped until
+    /// `unregister` is the duty of whoever owns the memory (`pages.rs`).
+    fn register(&self, base: usize, bytes: usize) -> Result<(), CallError>;
+
+    /// `cuMemHostUnregister` of a base that was registered.
+    fn unregister(&self, base: usize) -> Result<(), CallError>;
+
+    /// Asks the driver whether the address is page-locked host memory (`cuPointerGetAttributes`).
+    fn is_page_locked(&self, address: usize) -> Result<bool, CallError>;
+
+    /// Told before the pool zeroes, unmaps or hands out memory. Only the simulated device looks at it.
+    fn before_host_access(&self, _access: HostAccess, _base: usize, _bytes: usize) {}
+}

@@ -1,0 +1,149 @@
+//! The one public error, and the failure of one driver call.
+//!
+//! Nothing in this file touches the driver: an error must be printable on a machine without CUDA,
+//! after the driver is gone, and inside a forked child.
+
+use crate::code_name::code_name;
+use std::fmt;
+
+/// What went wrong, named so that a reader knows what to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// The size cannot be represented: its power of two, or its mapping, would not fit the address space.
+    TooLarge {
+        /// Bytes asked for.
+        bytes: usize,
+    },
+    /// The operating system refused to map the memory.
+    OutOfMemory {
+        /// Bytes of the mapping that was refused.
+        bytes: usize,
+    },
+    /// A driver call failed.
+    Driver(CallError),
+    /// No CUDA driver can be used; the text lists every library that was tried and what it answered.
+    NoCuda {
+        /// The reason, one probe a line.
+        report: String,
+    },
+    /// The stream belongs to another driver than the pool's, for example a simulated stream on a real pool.
+    ForeignStream {
+        /// The driver that the stream belongs to.
+        stream: &'static str,
+        /// The driver that the pool uses.
+        pool: &'static str,
+    },
+    /// The stream is capturing a graph, where an event of the pool would prove nothing about a replay.
+    Capturing,
+    /// A builder setting is out of its range.
+    Setting {
+        /// The builder method or the environment variable.
+        name: &'static str,
+        /// What is wrong, and what is accepted.
+        problem: String,
+    },
+    /// Page-locking was asked for and could not be done.
+    NotPinned {
+        /// Bytes of the buffer.
+        bytes: usize,
+        /// Why, and what to do about it.
+        reason: String,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::TooLarge { bytes } => {
+                write!(f, "a buffer of {bytes} bytes is too large to be represented")
+            }
+            Error::OutOfMemory { bytes } => {
+                write!(f, "the operating system refused to map {bytes} bytes")
+            }
+            Error::Driver(call) => call.fmt(f),
+            Error::NoCuda { report } => write!(f, "no usable CUDA driver:\n{report}"),
+            Error::ForeignStream { stream, pool } => write!(
+                f,
+                "the stream belongs to the {stream} driver, but the pool uses the {pool} driver; \
+                 record it on a pool that was built with the stream's driver"
+            ),
+            Error::Capturing => f.write_str(
+                "the stream is capturing a graph; a buffer whose copy is captured is read again at \
+                 every replay, so no event can say when it is free",
+            ),
+            Error::Setting { name, problem } => write!(f, "{name}: {problem}"),
+            Error::NotPinned { bytes, reason } => {
+                write!(f, "a buffer of {bytes} bytes could not be page-locked: {reason}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<CallError> for Error {
+    fn from(call: CallError) -> Self {
+        Error::Driver(call)
+    }
+}
+
+/// One driver call that did not succeed: which, and with what result code.
+///
+/// Prints as `cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (2)`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct CallError {
+    call: &'static str,
+    code: u32,
+}
+
+impl CallError {
+    pub(crate) fn new(call: &'static str, code: u32) -> Self {
+        Self { call, code }
+    }
+
+    /// The driver function, for example `cuEventRecord`.
+    pub fn call(&self) -> &'static str {
+        self.call
+    }
+
+    /// The driver's result code (`CUresult`), never 0.
+    pub fn code(&self) -> u32 {
+        self.code
+    }
+
+    /// The symbolic name of the code, from a table of our own.
+    pub fn name(&self) -> &'static str {
+        code_name(self.code)
+    }
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} ({})", self.call, self.name(), self.code)
+    }
+}
+
+impl fmt::Debug for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for CallError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_failure_shows_call_name_and_number() {
+        let error = Error::from(CallError::new("cuMemHostRegister_v2", 2));
+        assert_eq!(error.to_string(), "cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (2)");
+    }
+
+    #[test]
+    fn a_size_error_names_the_size() {
+        assert!(Error::TooLarge { bytes: usize::MAX }.to_string().contains(&usize::MAX.to_string()));
+    }
+}

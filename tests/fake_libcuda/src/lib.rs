@@ -1,0 +1,1 @@
+//! libcuda's C ABI over pinpool's simulated device.
