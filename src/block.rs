@@ -52,6 +52,8 @@ pub(crate) enum Fate {
     RecordFailed,
     /// The caller proved that nothing is outstanding.
     Proven,
+    /// Every context was synchronised after the return, which covers the recorded uses too.
+    ContextsIdle,
     /// A use was captured into a graph: a replay may read the block again at any time.
     Captured,
 }
@@ -140,7 +142,7 @@ impl Out {
         self.0.fate
     }
 
-    /// A worse fate is never replaced by a better one: captured, then failed.
+    /// A capture is for good; a failed record is nothing beside it.
     pub(crate) fn worsen(&mut self, fate: Fate) {
         if self.0.fate != Fate::Captured {
             self.0.fate = fate;
@@ -204,6 +206,20 @@ impl Returned {
 
     pub(crate) fn dirty_bytes(&self) -> usize {
         self.0.dirty_bytes
+    }
+
+    /// Every context that may hold work of the block was synchronised after its return.
+    pub(crate) fn contexts_are_idle(&mut self) {
+        self.0.fate = Fate::ContextsIdle;
+    }
+
+    /// What a block that is done may be settled by.
+    pub(crate) fn proof(&self) -> Proof {
+        match self.0.fate {
+            Fate::Proven => Proof::NothingOutstanding,
+            Fate::ContextsIdle => Proof::ContextsIdle,
+            Fate::Recorded | Fate::RecordFailed | Fate::Captured => Proof::EventsComplete,
+        }
     }
 
     pub(crate) fn stamp(&mut self, now: std::time::Instant) {

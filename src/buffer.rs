@@ -127,7 +127,7 @@ impl PinnedBuffer {
     /// [`Error::Driver`] when the driver cannot say.
     pub fn is_quiescent(&self) -> Result<bool, Error> {
         match self.block().fate() {
-            Fate::Proven => Ok(true),
+            Fate::Proven | Fate::ContextsIdle => Ok(true),
             Fate::RecordFailed | Fate::Captured => Ok(false),
             Fate::Recorded => self.noted_uses_are_done(),
         }

@@ -11,7 +11,7 @@
 //!
 //! It never blocks in the driver: what may block is a lane's (`lanes.rs`).
 
-use crate::block::{Fate, Proof, Quiescent, Ready, Retiring, Returned};
+use crate::block::{Fate, Quiescent, Ready, Retiring, Returned};
 use crate::driver::Severity;
 use crate::home::Home;
 use crate::lanes::{
@@ -55,8 +55,26 @@ struct Cleaner {
     idle_nap: Duration,
 }
 
-/// A block that a lane has: class, drain epoch, page-locked.
-type Held = (SizeClass, usize, bool);
+/// A block that a lane has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Held {
+    lane: LaneKind,
+    class: SizeClass,
+    epoch: usize,
+    pinned: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LaneKind {
+    Release,
+    Contexts,
+}
+
+impl Held {
+    fn of(lane: LaneKind, class: SizeClass, epoch: usize, pinned: bool) -> Self {
+        Self { lane, class, epoch, pinned }
+    }
+}
 
 impl Cleaner {
     fn new(home: Arc<Home>) -> Self {
@@ -139,7 +157,7 @@ impl Cleaner {
             Fate::Captured => {
                 self.quarantine(block, "its copy was captured into a graph, which may read it again")
             }
-            Fate::Proven => drop(self.home.pending.insert(Stage::Done, block)),
+            Fate::Proven | Fate::ContextsIdle => self.home.pending.insert(Stage::Done, block),
             Fate::RecordFailed => self.wait_for_contexts(block),
             Fate::Recorded if block.uses().is_empty() => {
                 if self.may_be_in_use_without_record(&block) {
@@ -171,15 +189,15 @@ impl Cleaner {
     }
 
     fn wait_for_contexts(&mut self, block: Returned) {
-        self.with_lanes.push((block.class(), block.epoch(), block.is_pinned()));
+        self.with_lanes.push(Held::of(LaneKind::Contexts, block.class(), block.epoch(), block.is_pinned()));
         self.contexts.push(block);
     }
 
     fn context_verdict(&mut self, verdict: ContextVerdict) {
-        let block = verdict.block;
-        self.lane_gave((block.class(), block.epoch(), block.is_pinned()));
+        let mut block = verdict.block;
+        self.lane_gave(Held::of(LaneKind::Contexts, block.class(), block.epoch(), block.is_pinned()));
         if verdict.idle {
-            // The wait covered the recorded events too, since their contexts are known.
+            block.contexts_are_idle();
             self.home.pending.insert(Stage::Done, block);
         } else {
             self.home.counts.wait_failures.add(1);
@@ -229,25 +247,29 @@ impl Cleaner {
         if let Some(returned_at) = block.returned_at() {
             self.home.counts.wait_ns.add(returned_at.elapsed().as_nanos() as u64);
         }
-        let proof = match block.fate() {
-            Fate::Proven => Proof::NothingOutstanding,
-            _ => Proof::EventsComplete,
-        };
         if self.home.is_lost() && block.is_pinned() {
             return self.quarantine(block, "the device is lost");
         }
+        let proof = block.proof();
         let block = block.settle(&self.home.driver, proof);
         let class = block.class();
         if class.bytes() > self.home.shelf.cap_bytes() {
             self.let_go(block);
         } else if block.is_pinned() || !self.can_register() {
             self.zero_and_shelve(block);
-        } else if self.home.shelf.has_room_for(class) {
-            self.with_lanes.push((class, block.epoch(), false));
+        } else if self.home.shelf.has_room_for(class, self.bytes_being_registered(class)) {
+            self.with_lanes.push(Held::of(LaneKind::Release, class, block.epoch(), false));
             self.release.push(ReleaseJob::Register(block));
         } else {
             self.let_go(block);
         }
+    }
+
+    /// Bytes on their way to shelves of this class or a smaller one.
+    fn bytes_being_registered(&self, class: SizeClass) -> usize {
+        let registering =
+            self.with_lanes.iter().filter(|held| held.lane == LaneKind::Release && held.class <= class);
+        registering.map(|held| held.class.bytes()).sum()
     }
 
     fn can_register(&self) -> bool {
@@ -258,11 +280,11 @@ impl Cleaner {
         self.idle_since = None;
         match result {
             Registered::Pinned(block) | Registered::Unpinned(block) => {
-                self.lane_gave((block.class(), block.epoch(), false));
+                self.lane_gave(Held::of(LaneKind::Release, block.class(), block.epoch(), false));
                 self.zero_and_shelve(block);
             }
             Registered::Refused(block) => {
-                self.lane_gave((block.class(), block.epoch(), false));
+                self.lane_gave(Held::of(LaneKind::Release, block.class(), block.epoch(), false));
                 self.let_go(block);
             }
         }
@@ -422,7 +444,8 @@ impl Cleaner {
         verdicts.into_iter().for_each(|verdict| self.context_verdict(verdict));
         while let Some(block) = self.home.pending.pop_done() {
             // A verdict that came at the last moment: its work is done, but nothing is kept any more.
-            let block = block.settle(&self.home.driver, Proof::EventsComplete);
+            let proof = block.proof();
+            let block = block.settle(&self.home.driver, proof);
             self.let_go(block);
         }
         let mut results = Vec::new();
@@ -430,7 +453,7 @@ impl Cleaner {
         for result in results {
             let (Registered::Pinned(block) | Registered::Unpinned(block) | Registered::Refused(block)) =
                 result;
-            self.lane_gave((block.class(), block.epoch(), false));
+            self.lane_gave(Held::of(LaneKind::Release, block.class(), block.epoch(), false));
             self.let_go_without_lane(block, release_ended);
         }
         if !contexts_ended || !release_ended {
@@ -458,8 +481,17 @@ impl Cleaner {
     /// A lane hangs in the driver: what it holds is leaked and counted.
     #[cold]
     fn give_up_on_lanes(&mut self) {
+        for job in self.release.take_unstarted() {
+            if let ReleaseJob::Retire(block) = job
+                && block.is_pinned()
+            {
+                let counts = self.home.counts.class(block.class());
+                counts.retiring.subtract(1);
+                counts.quarantined.of(true).add(1);
+            }
+        }
         tracing::warn!("a background thread did not leave the driver in time; what it holds is leaked");
-        for (class, epoch, pinned) in std::mem::take(&mut self.with_lanes) {
+        for Held { class, epoch, pinned, .. } in std::mem::take(&mut self.with_lanes) {
             let counts = self.home.counts.class(class);
             counts.quarantined.of(pinned).add(1);
             counts.settled[epoch].of(pinned).add(1);

@@ -145,10 +145,6 @@ impl Contexts {
         })
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.known.read().iter().all(|context| context.is_gone())
-    }
-
     /// Every context that may have device work outstanding.
     pub(crate) fn usable(&self) -> Vec<Arc<Context>> {
         self.known.read().iter().filter(|context| !context.is_gone()).cloned().collect()

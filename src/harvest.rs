@@ -4,7 +4,7 @@
 //! and the cleaner may be lazy. The taker zeroes on its own thread only because a miss costs it more:
 //! faulting in a fresh 64 MiB takes several times as long as zeroing a warm one.
 
-use crate::block::{Fate, Out, Proof, Returned};
+use crate::block::{Fate, Out, Returned};
 use crate::events::with_relaxed_capture;
 use crate::home::Home;
 use crate::pending::Stage;
@@ -69,12 +69,12 @@ impl Search<'_> {
     fn fits(&self, block: &Returned) -> bool {
         let dirty_ok = !self.zeroed || block.dirty_bytes() <= self.home.settings.harvest_zero_limit_bytes;
         let kind_ok = if block.is_pinned() { !self.home.is_lost() } else { !self.home.device_in_use() };
-        dirty_ok && kind_ok && matches!(block.fate(), Fate::Recorded | Fate::Proven)
+        dirty_ok && kind_ok && matches!(block.fate(), Fate::Recorded | Fate::Proven | Fate::ContextsIdle)
     }
 
     fn is_done(&mut self, block: &Returned) -> bool {
         match block.fate() {
-            Fate::Proven => true,
+            Fate::Proven | Fate::ContextsIdle => true,
             // Without a record only a context-wide wait could say it, which is the cleaner's.
             Fate::Recorded if block.uses().is_empty() => !self.home.device_in_use(),
             Fate::Recorded => {
@@ -104,11 +104,7 @@ fn hand_out(home: &Arc<Home>, block: Returned, zeroed: bool) -> Out {
     if let Some(returned_at) = block.returned_at() {
         home.counts.wait_ns.add(returned_at.elapsed().as_nanos() as u64);
     }
-    let proof = if block.fate() == Fate::Proven || block.uses().is_empty() {
-        Proof::NothingOutstanding
-    } else {
-        Proof::EventsComplete
-    };
+    let proof = block.proof();
     let mut block = block.settle(&home.driver, proof);
     if zeroed && block.dirty_bytes() > 0 {
         let started = Instant::now();

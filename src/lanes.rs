@@ -177,7 +177,7 @@ impl<J: Send + 'static, R: LaneResult> Lane<J, R> {
         ended
     }
 
-    /// Jobs that never reached the lane; for the end of a shutdown.
+    /// Jobs that never reached the lane; for the end of a shutdown that gave up on it.
     pub(crate) fn take_unstarted(&mut self) -> Vec<J> {
         let mut jobs: Vec<J> = self.backlog.drain(..).collect();
         while let Some(Job::Do(job)) = self.shared.jobs.pop() {
@@ -206,6 +206,9 @@ fn run_lane<J: Send, R: LaneResult>(home: &Arc<Home>, shared: &LaneShared<J, R>,
         };
         let give = |result| give_result(home, shared, result);
         work(home, job, &more, &give);
+        if *shared.abandoned.lock() {
+            break;
+        }
     }
     shared.finished.store(true, Ordering::SeqCst);
     home.progress.announce();

@@ -145,8 +145,11 @@ impl PinnedPool {
             }
             // Pooled while nothing could be pinned; its return page-locks it.
         }
-        if let Some(block) = harvest(home, class, true).filter(Out::is_pinned) {
-            return Ok(PinnedBuffer::new(home.clone(), block, len));
+        if let Some(block) = harvest(home, class, true) {
+            let buffer = PinnedBuffer::new(home.clone(), block, len);
+            if buffer.is_pinned() {
+                return Ok(buffer);
+            }
         }
         let block = self.page_lock_fresh(class)?;
         let counts = home.counts.class(class);
@@ -170,7 +173,7 @@ impl PinnedPool {
         }
         home.driver.api().prepare()?;
         let mut done = 0;
-        while done < count && home.shelf.has_room_for(class) {
+        while done < count && home.shelf.has_room_for(class, 0) {
             let block = match self.page_lock_fresh(class) {
                 Ok(block) => block.never_handed_out(),
                 Err(error) if done == 0 => return Err(error),

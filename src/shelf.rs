@@ -80,11 +80,12 @@ impl Shelf {
 
     /// Whether a block that is not page-locked yet is worth it: it fits under the cap without pushing
     /// out a block of its own class or a smaller one, which is page-locked already.
-    pub(crate) fn has_room_for(&self, class: SizeClass) -> bool {
+    /// `promised_bytes` are on their way to those shelves already.
+    pub(crate) fn has_room_for(&self, class: SizeClass, promised_bytes: usize) -> bool {
         let cap_bytes = self.budget.lock().cap_bytes;
         let kept: usize =
             self.pooled_by_class().filter(|(other, _)| *other <= class).map(|(_, bytes)| bytes).sum();
-        kept.saturating_add(class.bytes()) <= cap_bytes
+        kept.saturating_add(promised_bytes).saturating_add(class.bytes()) <= cap_bytes
     }
 
     pub(crate) fn cap_bytes(&self) -> usize {
