@@ -32,33 +32,41 @@ pub(crate) struct StreamKey {
 
 /// Records the last use on a stream of `context`, with an event from the context's pool.
 pub(crate) fn record(driver: &Driver, context: Arc<Context>, stream: &StreamRef<'_>) -> Result<Use, Error> {
-    let api = driver.api();
-    if api.is_capturing(stream.stream)? {
-        return Err(Error::Capturing);
-    }
-    let pooled = context.idle_events.lock().pop_back();
-    // The null stream means the current context's, so that must be the stream's; an event is created
-    // in the current context too.
-    let event = match pooled {
-        Some(event) if !stream.stream.is_implicit() => {
-            record_or_return(driver, &context, event, stream.stream)?;
-            event
+    // The null stream means the *current* context's, so that must be the stream's. For others the
+    // context need not be current; a driver that is stricter says so (201), and is asked again with it.
+    let event = if stream.stream.is_implicit() {
+        with_current(driver, context.handle, || record_event(driver, &context, stream.stream))?
+    } else {
+        match record_event(driver, &context, stream.stream) {
+            Err(Error::Driver(call)) if call.code() == NO_CONTEXT => {
+                with_current(driver, context.handle, || record_event(driver, &context, stream.stream))?
+            }
+            outcome => outcome,
         }
-        _ => with_current(driver, context.handle, || {
-            let event = match pooled {
-                Some(event) => event,
-                None => api.create_event()?,
-            };
-            record_or_return(driver, &context, event, stream.stream)?;
-            Ok::<_, CallError>(event)
-        })??,
-    };
+    }?;
     let key = StreamKey {
         context: context.handle.0,
         stream: stream.stream,
         thread: if stream.stream.0 == 2 { thread_number() } else { 0 },
     };
     Ok(Use { context, event, key, sequence: next_sequence() })
+}
+
+/// `CUDA_ERROR_INVALID_CONTEXT`.
+const NO_CONTEXT: u32 = 201;
+
+fn record_event(driver: &Driver, context: &Context, stream: StreamHandle) -> Result<EventHandle, Error> {
+    if driver.api().is_capturing(stream)? {
+        return Err(Error::Capturing);
+    }
+    let pooled = context.idle_events.lock().pop_back();
+    let event = match pooled {
+        Some(event) => event,
+        // Created in the current context, which must be the stream's: a foreign event is refused (400).
+        None => with_current(driver, context.handle, || driver.api().create_event())??,
+    };
+    record_or_return(driver, context, event, stream)?;
+    Ok(event)
 }
 
 fn record_or_return(
