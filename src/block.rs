@@ -58,6 +58,13 @@ pub(crate) enum Fate {
     Captured,
 }
 
+impl Fate {
+    /// Whether it says by itself that nothing is outstanding.
+    pub(crate) fn is_proof(self) -> bool {
+        matches!(self, Fate::Proven | Fate::ContextsIdle)
+    }
+}
+
 /// With the caller.
 #[derive(Debug)]
 pub(crate) struct Out(Box<Body>);

@@ -48,8 +48,6 @@ struct Cleaner {
     contexts: Lane<Returned, ContextVerdict>,
     /// What the lanes hold of the queue, for the books of a shutdown that cannot wait for them.
     with_lanes: Vec<Held>,
-    /// Kept for its storage.
-    arrived: Vec<Returned>,
     relaxed: bool,
     idle_since: Option<Instant>,
     idle_nap: Duration,
@@ -83,7 +81,6 @@ impl Cleaner {
             release: Lane::new(home.clone(), "release", release_lane),
             contexts: Lane::new(home.clone(), "contexts", context_lane),
             with_lanes: Vec::new(),
-            arrived: Vec::new(),
             relaxed: false,
             idle_since: None,
             idle_nap: NAP_MIN,
@@ -108,7 +105,7 @@ impl Cleaner {
         self.relaxed = self.relaxed || relax_captures(&self.home);
         self.look_around();
         while let Some(block) = self.home.pending.pop_done() {
-            self.finish(block);
+            self.finish_moved(block);
             self.look_around();
         }
         self.home.progress.announce();
@@ -136,15 +133,20 @@ impl Cleaner {
             return;
         }
         self.idle_since = None;
-        let mut arrived = std::mem::take(&mut self.arrived);
-        let flagged = self.home.inbox.drain(|block| arrived.push(block));
-        for class in flagged {
-            while let Some(block) = self.home.pending.pop_unsorted(class) {
-                arrived.push(block);
+        let home = self.home.clone();
+        let flagged = home.inbox.take_flags();
+        if flagged.overflow {
+            while let Some(block) = home.inbox.pop_overflow() {
+                self.sort(block);
             }
         }
-        arrived.drain(..).for_each(|block| self.sort(block));
-        self.arrived = arrived;
+        for class in flagged {
+            home.pending.begin_move(class);
+            while let Some(block) = home.pending.pop_unsorted(class).or_else(|| home.inbox.pop(class)) {
+                self.sort(block);
+            }
+            home.pending.end_move(class);
+        }
     }
 
     /// By what says that the device is done with it.
@@ -241,6 +243,12 @@ impl Cleaner {
         block.quarantine();
     }
 
+    fn finish_moved(&mut self, block: Returned) {
+        let class = block.class();
+        self.finish(block);
+        self.home.pending.end_move(class);
+    }
+
     /// A block that nothing touches any more: register it, or zero and shelve it, or let it go.
     fn finish(&mut self, block: Returned) {
         self.idle_since = None;
@@ -304,7 +312,7 @@ impl Cleaner {
             self.ingest();
             self.poll();
             while let Some(smaller) = self.home.pending.pop_done_below(block.class()) {
-                self.finish(smaller);
+                self.finish_moved(smaller);
             }
         }
         if whole_bytes > 0 {
@@ -392,7 +400,9 @@ impl Cleaner {
     /// For tests: while it is held, the cleaner does nothing at all.
     fn wait_while_held(&self) {
         if self.home.cleaner_is_held() {
+            self.home.cleaner_rests(true);
             self.home.progress.wait_until(None, || !self.home.cleaner_is_held());
+            self.home.cleaner_rests(false);
         }
     }
 
@@ -443,6 +453,7 @@ impl Cleaner {
         let contexts_ended = self.contexts.stop(deadline, |verdict| verdicts.push(verdict));
         verdicts.into_iter().for_each(|verdict| self.context_verdict(verdict));
         while let Some(block) = self.home.pending.pop_done() {
+            self.home.pending.end_move(block.class());
             // A verdict that came at the last moment: its work is done, but nothing is kept any more.
             let proof = block.proof();
             let block = block.settle(&self.home.driver, proof);

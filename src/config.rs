@@ -13,6 +13,8 @@ pub(crate) struct Settings {
     pub(crate) max_registered_bytes: usize,
     /// The largest dirty prefix that a taker zeroes itself rather than miss.
     pub(crate) harvest_zero_limit_bytes: usize,
+    /// How long a taker waits at most for a block that is in the cleaner's hands, besides its zeroing.
+    pub(crate) harvest_wait_limit: Duration,
     /// How long `shutdown` waits for device work before it quarantines what is left.
     pub(crate) shutdown_timeout: Duration,
     pub(crate) thread_name: String,
@@ -24,6 +26,7 @@ impl Default for Settings {
             max_pooled_bytes: DEFAULT_MAX_POOLED_BYTES,
             max_registered_bytes: usize::MAX,
             harvest_zero_limit_bytes: usize::MAX,
+            harvest_wait_limit: Duration::from_micros(100),
             shutdown_timeout: Duration::from_secs(10),
             thread_name: "pinpool-cleaner".into(),
         }

@@ -9,14 +9,58 @@ use crate::events::with_relaxed_capture;
 use crate::home::Home;
 use crate::pending::Stage;
 use crate::size_class::SizeClass;
-use crate::sync::Arc;
-use std::time::Instant;
+use crate::sync::{Arc, thread};
+use std::time::{Duration, Instant};
 
 /// Event queries that one take may make; a stuck stream must not make takes slow.
 const QUERIES_MAX: usize = 8;
 
 /// Blocks that one take may look at in the inbox.
 const LOOKS_MAX: usize = 16;
+
+/// Slower than any zeroing here; a fresh mapping is slower still.
+const ZEROING_BYTES_PER_US: usize = 2_000;
+
+/// Spins before the taker offers its core to whoever has the block.
+const SPINS: u32 = 64;
+
+/// A block that was returned, wherever it is on its way: waiting, in the cleaner's hands, or just shelved.
+///
+/// A block passes from the inbox through the cleaner to the shelf, and a taker that looks at one place
+/// after the other could miss it at each. So it looks again whenever the cleaner has put one down
+/// meanwhile, and waits for one that is in its hands, for less than a miss would cost.
+pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) -> Option<Out> {
+    let mut deadline = None;
+    let mut spins = 0;
+    loop {
+        let (_, moves) = home.pending.transit(class);
+        if let Some(block) = harvest(home, class, zeroed) {
+            return Some(block);
+        }
+        loop {
+            if let Some(block) = home.shelf.pop(class) {
+                return Some(block.hand_out(&home.driver));
+            }
+            let (in_hand, moves_now) = home.pending.transit(class);
+            if moves_now != moves {
+                break;
+            }
+            if !in_hand {
+                return None;
+            }
+            let bound = home.settings.harvest_wait_limit
+                + Duration::from_micros((class.bytes() / ZEROING_BYTES_PER_US) as u64);
+            if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + bound) {
+                return None;
+            }
+            spins += 1;
+            if spins % SPINS == 0 { thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            return None;
+        }
+    }
+}
 
 /// A block of the class whose work is done, zeroed unless its bytes do not matter to the caller.
 pub(crate) fn harvest(home: &Arc<Home>, class: SizeClass, zeroed: bool) -> Option<Out> {

@@ -47,6 +47,7 @@ pub(crate) struct Home {
     closing: AtomicBool,
     context_wait_holds: AtomicUsize,
     cleaner_holds: AtomicUsize,
+    cleaner_rests: AtomicBool,
     registration_failures_in_a_row: AtomicU32,
     registration_pause_until: Mutex<Option<Instant>>,
     reasons: Mutex<Vec<String>>,
@@ -77,6 +78,7 @@ impl Home {
             closing: AtomicBool::new(false),
             context_wait_holds: AtomicUsize::new(0),
             cleaner_holds: AtomicUsize::new(0),
+            cleaner_rests: AtomicBool::new(false),
             registration_failures_in_a_row: AtomicU32::new(0),
             registration_pause_until: Mutex::new(None),
             reasons: Mutex::default(),
@@ -269,10 +271,23 @@ impl Home {
         self.context_wait_holds.load(Ordering::SeqCst) > 0
     }
 
-    pub(crate) fn hold_cleaner(&self) {
+    /// When it returns, the cleaner does nothing until `release_cleaner`.
+    #[cfg(feature = "sim")]
+    pub(crate) fn hold_cleaner(self: &Arc<Self>) {
         self.cleaner_holds.fetch_add(1, Ordering::SeqCst);
+        // A thread that does not exist looks at the hold before anything else when it is started.
+        self.bell.nudge();
+        self.progress
+            .wait_until(None, || self.cleaner_rests.load(Ordering::SeqCst) || self.bell.is_stopped());
     }
 
+    /// The cleaner says that it obeys the hold, or no longer does.
+    pub(crate) fn cleaner_rests(&self, rests: bool) {
+        self.cleaner_rests.store(rests, Ordering::SeqCst);
+        self.progress.announce();
+    }
+
+    #[cfg(feature = "sim")]
     pub(crate) fn release_cleaner(&self) {
         self.cleaner_holds.fetch_sub(1, Ordering::SeqCst);
         self.progress.announce();

@@ -71,35 +71,34 @@ impl<T> Inbox<T> {
         self.arrivals.load(Ordering::SeqCst) != 0
     }
 
-    /// Gives the cleaner everything that waits; returns the classes whose flag was set.
-    pub(crate) fn drain(&self, mut value: impl FnMut(T)) -> Flagged {
+    /// The classes in which something may wait; their flags are cleared, so look after this call.
+    pub(crate) fn take_flags(&self) -> Flagged {
         let flags = self.arrivals.swap(0, Ordering::SeqCst);
-        if flags & OVERFLOW_BIT != 0 {
-            self.overflow.1.try_iter().for_each(|(_, overflowed)| value(overflowed));
-        }
-        let flagged = Flagged(flags & !OVERFLOW_BIT);
-        for class in flagged.clone() {
-            if let Some((_, receiver)) = self.classes[class.index()].get() {
-                receiver.try_iter().for_each(&mut value);
-            }
-        }
-        flagged
+        Flagged { classes: flags & !OVERFLOW_BIT, overflow: flags & OVERFLOW_BIT != 0 }
+    }
+
+    /// One value that found its class full.
+    pub(crate) fn pop_overflow(&self) -> Option<T> {
+        self.overflow.1.try_recv().ok().map(|(_, value)| value)
     }
 }
 
 /// The classes whose flag was set, smallest first.
-#[derive(Clone)]
-pub(crate) struct Flagged(u64);
+pub(crate) struct Flagged {
+    classes: u64,
+    /// Something may wait in the overflow too.
+    pub(crate) overflow: bool,
+}
 
 impl Iterator for Flagged {
     type Item = SizeClass;
 
     fn next(&mut self) -> Option<SizeClass> {
-        if self.0 == 0 {
+        if self.classes == 0 {
             return None;
         }
-        let index = self.0.trailing_zeros() as usize;
-        self.0 &= self.0 - 1;
+        let index = self.classes.trailing_zeros() as usize;
+        self.classes &= self.classes - 1;
         Some(SizeClass::at(index))
     }
 }
@@ -143,12 +142,17 @@ impl Bell {
         match self.state.compare_exchange(STOPPED, AWAKE, Ordering::SeqCst, Ordering::SeqCst) {
             Ok(_) => Ring::StartThread,
             Err(_) => {
-                let _ = self.state.compare_exchange(PARKED, AWAKE, Ordering::SeqCst, Ordering::SeqCst);
-                if let Some(thread) = &*self.sleeper.lock() {
-                    thread.unpark();
-                }
+                self.nudge();
                 Ring::Heard
             }
+        }
+    }
+
+    /// Wakes the thread if there is one, parked or napping.
+    pub(crate) fn nudge(&self) {
+        let _ = self.state.compare_exchange(PARKED, AWAKE, Ordering::SeqCst, Ordering::SeqCst);
+        if let Some(thread) = &*self.sleeper.lock() {
+            thread.unpark();
         }
     }
 
@@ -239,8 +243,12 @@ mod tests {
         let class = SizeClass::of(1).unwrap();
         let count = SLOTS_PER_CLASS * 2 + 7;
         (0..count).for_each(|number| inbox.push(class, number));
-        let mut seen = Vec::new();
-        inbox.drain(|number| seen.push(number)).for_each(drop);
+        let flagged = inbox.take_flags();
+        assert!(flagged.overflow);
+        let mut seen: Vec<_> = std::iter::from_fn(|| inbox.pop_overflow()).collect();
+        for class in flagged {
+            seen.extend(std::iter::from_fn(|| inbox.pop(class)));
+        }
         seen.sort_unstable();
         assert_eq!(seen, (0..count).collect::<Vec<_>>());
         assert!(!inbox.has_arrivals());
@@ -276,7 +284,9 @@ mod tests {
                 let mut seen = 0;
                 while seen < 1000 {
                     bell.park(|| inbox.has_arrivals());
-                    inbox.drain(|_: u32| seen += 1).for_each(drop);
+                    for class in inbox.take_flags() {
+                        seen += std::iter::from_fn(|| inbox.pop(class)).count();
+                    }
                 }
             })
         };

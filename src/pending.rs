@@ -7,7 +7,7 @@
 use crate::block::Returned;
 use crate::driver::EventHandle;
 use crate::size_class::{CLASS_COUNT, SizeClass};
-use crate::sync::{AtomicU64, Mutex, Ordering, push_reserved};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, push_reserved};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
@@ -39,16 +39,29 @@ pub(crate) struct Candidate {
     pub(crate) events: SmallVec<[EventHandle; 2]>,
 }
 
+/// Tells a taker that found nothing whether a block of its class was just then in the cleaner's hands,
+/// between the inbox, this set and the shelf.
+#[derive(Debug, Default)]
+struct Transit {
+    in_hand: AtomicUsize,
+    moves: AtomicUsize,
+}
+
 /// The pending blocks of a pool.
 #[derive(Debug)]
 pub(crate) struct Pending {
     classes: Box<[Mutex<VecDeque<Entry>>]>,
+    transit: Box<[Transit]>,
     next_id: AtomicU64,
 }
 
 impl Default for Pending {
     fn default() -> Self {
-        Self { classes: (0..CLASS_COUNT).map(|_| Mutex::default()).collect(), next_id: AtomicU64::new(1) }
+        Self {
+            classes: (0..CLASS_COUNT).map(|_| Mutex::default()).collect(),
+            transit: (0..CLASS_COUNT).map(|_| Transit::default()).collect(),
+            next_id: AtomicU64::new(1),
+        }
     }
 }
 
@@ -66,6 +79,25 @@ impl Pending {
         let lock = &self.classes[block.class().index()];
         // Entries stay sorted by number but for two inserters at the same moment; `position` copes.
         push_reserved(lock, |entries| entries, Entry { id, stage, block });
+    }
+
+    /// The cleaner is about to take a block of the class into its hands.
+    pub(crate) fn begin_move(&self, class: SizeClass) {
+        self.transit[class.index()].in_hand.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// The cleaner has put down what it took, wherever it went.
+    pub(crate) fn end_move(&self, class: SizeClass) {
+        let transit = &self.transit[class.index()];
+        transit.moves.fetch_add(1, Ordering::SeqCst);
+        transit.in_hand.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Whether the cleaner has blocks of the class in its hands, and how often it has put one down.
+    pub(crate) fn transit(&self, class: SizeClass) -> (bool, usize) {
+        let transit = &self.transit[class.index()];
+        let in_hand = transit.in_hand.load(Ordering::SeqCst) > 0;
+        (in_hand, transit.moves.load(Ordering::SeqCst))
     }
 
     /// Whether the entry is still here.
@@ -90,7 +122,7 @@ impl Pending {
         entries.remove(index).map(|entry| entry.block)
     }
 
-    /// Takes one block that is done, from the smallest class that has one.
+    /// Takes one block that is done, from the smallest class that has one; `end_move` is the caller's duty.
     pub(crate) fn pop_done(&self) -> Option<Returned> {
         self.pop_done_of(CLASS_COUNT)
     }
@@ -101,10 +133,12 @@ impl Pending {
     }
 
     fn pop_done_of(&self, classes: usize) -> Option<Returned> {
-        self.classes[..classes].iter().find_map(|class| {
+        self.classes[..classes].iter().enumerate().find_map(|(index, class)| {
             let mut entries = class.lock();
-            let index = entries.iter().position(|entry| entry.stage == Stage::Done)?;
-            entries.remove(index).map(|entry| entry.block)
+            let done = entries.iter().position(|entry| entry.stage == Stage::Done)?;
+            // Before the lock is released, so that no taker finds neither the block nor the mark.
+            self.begin_move(SizeClass::at(index));
+            entries.remove(done).map(|entry| entry.block)
         })
     }
 
@@ -135,12 +169,13 @@ impl Pending {
     ) -> Option<Candidate> {
         let entries = self.classes[class.index()].lock();
         entries.iter().filter(|entry| entry.id > after && fits(&entry.block)).find_map(|entry| {
-            let events = match entry.stage {
-                Stage::Done => SmallVec::new(),
-                Stage::Waiting(_) => entry.block.uses().iter().map(|used| used.event).collect(),
-                Stage::Unsorted => return None,
-            };
-            Some(Candidate { id: entry.id, events })
+            let known_done = entry.stage == Stage::Done || entry.block.fate().is_proof();
+            if known_done {
+                return Some(Candidate { id: entry.id, events: SmallVec::new() });
+            }
+            let events: SmallVec<_> = entry.block.uses().iter().map(|used| used.event).collect();
+            // Without a record only a context-wide wait can say it, which is the cleaner's.
+            (!events.is_empty()).then_some(Candidate { id: entry.id, events })
         })
     }
 }

@@ -6,7 +6,7 @@ use crate::cleaner;
 use crate::config::Settings;
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::harvest::harvest;
+use crate::harvest::{find_returned, harvest};
 use crate::home::Home;
 use crate::pages::Pages;
 use crate::registrar;
@@ -112,12 +112,8 @@ impl PinnedPool {
     #[cold]
     fn take_slow(&self, class: SizeClass, len: usize, zeroed: bool) -> Result<PinnedBuffer, Error> {
         let home = self.home();
-        if let Some(block) = harvest(home, class, zeroed) {
+        if let Some(block) = find_returned(home, class, zeroed) {
             return Ok(PinnedBuffer::new(home.clone(), block, len));
-        }
-        // The cleaner may have shelved one while this thread looked elsewhere.
-        if let Some(block) = home.shelf.pop(class) {
-            return Ok(PinnedBuffer::new(home.clone(), block.hand_out(&home.driver), len));
         }
         let block = fresh(class)?;
         home.counts.class(class).misses.of(false).add(1);
@@ -376,6 +372,14 @@ impl PoolBuilder {
     /// and is not shelved yet; by default any. Beyond it such a take maps fresh memory.
     pub fn harvest_zero_limit(mut self, bytes: usize) -> Self {
         self.settings.harvest_zero_limit_bytes = bytes;
+        self
+    }
+
+    /// How long a `take` that would map fresh memory waits at most for a buffer of its class that the
+    /// background thread is just then working on, besides the time to zero it; by default 100 us. Never
+    /// waits for the device.
+    pub fn harvest_wait_limit(mut self, limit: Duration) -> Self {
+        self.settings.harvest_wait_limit = limit;
         self
     }
 

@@ -1,5 +1,6 @@
 //! What the pool's tests share: a simulated device in steps, a pool on it, and the checks after every scenario.
 #![allow(dead_code)] // Each test file uses its own part.
+#![allow(unsafe_code)] // Enqueueing a copy promises that the memory stays valid until it is done.
 
 use pinpool::sim::{Sim, SimBuffer, SimContext, SimStream};
 use pinpool::{PinnedBuffer, PinnedPool, PoolBuilder, Stats};
