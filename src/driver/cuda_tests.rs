@@ -120,7 +120,15 @@ fn child_with_pending_work() {
 
 #[test]
 fn in_use_means_mapped_and_initialised_by_somebody() {
-    in_child("child_that_looks", &[]);
+    // A library that could be loaded is on the path, so that a probe that loads shows itself.
+    let library = Control::find().expect("cargo builds the fake library beside the tests");
+    let folder = library.with_file_name("pinpool-library-path");
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        let _ = std::fs::remove_file(folder.join(name));
+        std::os::unix::fs::symlink(&library, folder.join(name)).unwrap();
+    }
+    in_child("child_that_looks", &[("LD_LIBRARY_PATH", folder.to_str().unwrap())]);
 }
 
 #[test]
@@ -131,6 +139,10 @@ fn child_that_looks() {
     }
     let driver = CudaDriver;
     assert!(!driver.is_in_use(), "this process has no libcuda");
+    assert!(
+        !std::fs::read_to_string("/proc/self/maps").unwrap().contains("libfake_cuda"),
+        "looking loads nothing"
+    );
     let start = Instant::now();
     for _ in 0..1000 {
         assert!(!driver.is_in_use());
