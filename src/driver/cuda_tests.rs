@@ -2,8 +2,6 @@
 //!
 //! What a process has loaded stays loaded, so each case is an ignored test that another one runs in a child.
 
-#![allow(unsafe_code)]
-
 use super::cuda::CudaDriver;
 use super::{CaptureMode, ContextHandle, DriverApi, StreamHandle};
 use fake_cuda::control::Control;
@@ -153,10 +151,7 @@ fn child_that_looks() {
     assert!(!driver.is_in_use(), "mapped, but nobody has called cuInit");
     assert_eq!(driver.current_context(), None);
     assert_eq!(fake.calls("cuInit"), 0, "looking initialises nothing");
-    // SAFETY: the C prototype.
-    let init = unsafe { fake.symbol::<unsafe extern "C" fn(u32) -> u32>("cuInit") }.unwrap();
-    // SAFETY: cuInit takes flags, which are 0.
-    assert_eq!(unsafe { init(0) }, 0);
+    assert_eq!(fake.initialize(), 0);
     assert!(driver.is_in_use(), "seen at once, without a wait");
     assert_eq!(driver.prepare(), Ok(()));
     assert_eq!(fake.calls("cuInit"), 1, "and not initialised again");

@@ -9,7 +9,7 @@
 //! fake one of the tests) can then never answer in its place. Looking whether a library is mapped
 //! already (`RTLD_NOLOAD`) never loads one.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // opens libraries, asks the dynamic linker
 
 use libloading::Library;
 use std::ffi::{OsStr, OsString};
