@@ -133,6 +133,10 @@ impl Out {
         }))
     }
 
+    pub(crate) fn base(&self) -> usize {
+        self.0.pages.base()
+    }
+
     pub(crate) fn uses(&self) -> &Uses {
         &self.0.uses
     }

@@ -55,6 +55,17 @@ impl PinnedBuffer {
         self.block().is_pinned()
     }
 
+    /// Asks the driver, not the pool, whether the memory is page-locked (`cuPointerGetAttributes`, or what
+    /// the simulated device has for it). For checks; [`is_pinned`](Self::is_pinned) costs nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] when the driver cannot say.
+    pub fn driver_says_page_locked(&self) -> Result<bool, Error> {
+        let driver = &self.home.driver;
+        Ok(driver.api().is_in_use() && driver.api().is_page_locked(self.block().base())?)
+    }
+
     /// Says that only the first `len` bytes differ from zero; larger than the buffer is clamped.
     ///
     /// Without it the whole buffer is re-zeroed after the return. A mutable access after this call makes

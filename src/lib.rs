@@ -54,6 +54,7 @@ mod cleaner;
 mod pool;
 
 mod global;
+mod interop;
 
 pub use buffer::PinnedBuffer;
 pub use dirty::Writer;

@@ -29,13 +29,13 @@ fn lengths_are_powers_of_two_and_buffers_are_zero_and_page_aligned_on_hit_and_mi
 fn a_miss_is_pageable_and_is_page_locked_once_after_its_first_return() {
     let rig = Rig::new();
     let buffer = rig.pool.take(64 * KIB);
-    assert!(!buffer.is_pinned());
+    assert!(!buffer.is_pinned() && !buffer.driver_says_page_locked().unwrap());
     let address = buffer.as_ptr();
     drop(buffer);
     rig.drain();
     for _ in 0..5 {
         let buffer = rig.pool.take(64 * KIB);
-        assert!(buffer.is_pinned());
+        assert!(buffer.is_pinned() && buffer.driver_says_page_locked().unwrap());
         assert_eq!(buffer.as_ptr(), address, "the allocation never moves");
         drop(buffer);
         rig.drain();
