@@ -11,6 +11,7 @@ use crate::stream::AsStream;
 use crate::sync::{Arc, thread};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::Duration;
 
 /// A page-aligned host buffer of a power-of-two length (or the exact one, from `take_exact`), page-locked
@@ -295,6 +296,10 @@ impl DerefMut for PinnedBuffer {
         self.block_mut().slice_mut(len)
     }
 }
+
+// Bytes have no invariant that a panic could break, and the rest is the pool's.
+impl UnwindSafe for PinnedBuffer {}
+impl RefUnwindSafe for PinnedBuffer {}
 
 impl AsRef<[u8]> for PinnedBuffer {
     fn as_ref(&self) -> &[u8] {

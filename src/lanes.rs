@@ -307,8 +307,7 @@ pub(crate) fn retire(home: &Arc<Home>, block: Retiring) {
     match block.release(&home.driver) {
         Released::Pageable => {}
         Released::Unregistered => {
-            home.counts.unregistrations.add(1);
-            home.counts.release_registered(bytes);
+            home.counts.unregistered(bytes);
             counts.retiring.subtract(1);
         }
         Released::Quarantined(error) => {

@@ -15,6 +15,7 @@ use crate::size_class::SizeClass;
 use crate::stats::Stats;
 use crate::stream::AsStream;
 use crate::sync::Arc;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
 /// How much longer than the pool's own timeout `shutdown` waits for the threads to end.
@@ -45,6 +46,10 @@ impl Drop for Handle {
         }
     }
 }
+
+// A panic of a caller leaves no pool half changed: nothing of the caller's runs inside it.
+impl UnwindSafe for PinnedPool {}
+impl RefUnwindSafe for PinnedPool {}
 
 impl PinnedPool {
     /// Settings for a new pool.

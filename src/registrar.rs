@@ -57,10 +57,10 @@ pub(crate) fn register(
     let context = home.contexts.for_registration().ok_or(NotRegistered::NoContext)?;
     let bytes = block.class().bytes();
     let ceiling = home.settings.max_registered_bytes;
-    if !home.counts.reserve_registered(bytes, ceiling) {
-        let over = home.counts.registered_bytes().saturating_add(bytes).saturating_sub(ceiling);
+    if !home.counts.reserve(bytes, ceiling) {
+        let over = home.counts.reserved_bytes().saturating_add(bytes).saturating_sub(ceiling);
         evict(over);
-        if !home.counts.reserve_registered(bytes, ceiling) {
+        if !home.counts.reserve(bytes, ceiling) {
             return Err(NotRegistered::Ceiling);
         }
     }
@@ -72,12 +72,12 @@ pub(crate) fn register(
     home.note_registration(result.as_ref().map(|_| ()));
     match result {
         Ok(()) => {
-            home.counts.registrations.add(1);
+            home.counts.registered(bytes);
             tracing::debug!(bytes, elapsed = ?started.elapsed(), "page-locked");
             Ok(())
         }
         Err(error) => {
-            home.counts.release_registered(bytes);
+            home.counts.unreserve(bytes);
             home.counts.registration_failures.add(1);
             if home.note_device_error(&error) == Severity::Gone {
                 context.mark_gone();

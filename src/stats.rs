@@ -153,6 +153,8 @@ pub(crate) struct Counts {
     pub(crate) zero_ns: Count,
     pub(crate) register_ns: Count,
     pub(crate) wait_ns: Count,
+    /// Bytes that are registered or about to be; what the ceiling is held against.
+    reserved_bytes: AtomicUsize,
     /// Independent of all the counts above: moved only where the driver registered or unregistered.
     registered_bytes: AtomicUsize,
     peak_registered_bytes: AtomicUsize,
@@ -173,6 +175,7 @@ impl Default for Counts {
             zero_ns: Count::default(),
             register_ns: Count::default(),
             wait_ns: Count::default(),
+            reserved_bytes: AtomicUsize::new(0),
             registered_bytes: AtomicUsize::new(0),
             peak_registered_bytes: AtomicUsize::new(0),
         }
@@ -186,21 +189,32 @@ impl Counts {
     }
 
     /// Reserves room under the ceiling before the driver is asked; false when there is none.
-    pub(crate) fn reserve_registered(&self, bytes: usize, ceiling: usize) -> bool {
-        let reserved = self.registered_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
-            now.checked_add(bytes).filter(|sum| *sum <= ceiling)
-        });
-        match reserved {
-            Ok(before) => {
-                self.peak_registered_bytes.fetch_max(before + bytes, Ordering::Relaxed);
-                true
-            }
-            Err(_) => false,
-        }
+    pub(crate) fn reserve(&self, bytes: usize, ceiling: usize) -> bool {
+        let reserve = |now: usize| now.checked_add(bytes).filter(|sum| *sum <= ceiling);
+        self.reserved_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_ok()
     }
 
-    pub(crate) fn release_registered(&self, bytes: usize) {
+    /// Gives a reservation back: the driver refused, or has unregistered.
+    pub(crate) fn unreserve(&self, bytes: usize) {
+        self.reserved_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.reserved_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The driver registered what was reserved.
+    pub(crate) fn registered(&self, bytes: usize) {
+        self.registrations.add(1);
+        let before = self.registered_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.peak_registered_bytes.fetch_max(before + bytes, Ordering::Relaxed);
+    }
+
+    /// The driver unregistered.
+    pub(crate) fn unregistered(&self, bytes: usize) {
+        self.unregistrations.add(1);
         self.registered_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.unreserve(bytes);
     }
 
     pub(crate) fn registered_bytes(&self) -> usize {
