@@ -188,3 +188,16 @@ pub(super) fn tighten_timer_slack() {
 
 #[cfg(not(target_os = "linux"))]
 pub(super) fn tighten_timer_slack() {}
+
+#[cfg(test)]
+impl SimStream {
+    /// A copy for the unit tests of the checks, which keep the memory until it was executed or cancelled.
+    pub(super) fn copy_for_test(&self, device: &SimBuffer, host: &mut [u8], is_upload: bool) {
+        match is_upload {
+            // SAFETY: the tests that call this keep the memory as its documentation says.
+            true => unsafe { self.copy_to_device(host, device) },
+            // SAFETY: the tests that call this keep the memory as its documentation says.
+            false => unsafe { self.copy_to_host(device, host) },
+        }
+    }
+}
