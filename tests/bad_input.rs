@@ -31,7 +31,8 @@ fn take_panics_with_the_size_where_a_vec_would_end_the_program() {
         let panicked = {
             let pool = &rig.pool;
             std::panic::catch_unwind(|| pool.take(bytes))
-        }.unwrap_err();
+        }
+        .unwrap_err();
         let message = panicked.downcast::<String>().unwrap();
         assert!(message.contains(&bytes.to_string()), "{message}");
     }
@@ -71,14 +72,12 @@ fn buffers_may_be_dropped_on_foreign_and_on_exiting_threads() {
     let rig = Rig::new();
     rig.shelve(64 * KIB, 4);
     let buffers: Vec<_> = (0..4).map(|_| rig.pool.take(64 * KIB)).collect();
-    std::thread::scope(|scope| {
-        let mut buffers = buffers.into_iter();
-        let (first, rest): (_, Vec<_>) = (buffers.next(), buffers.collect());
-        // No context is current there.
-        scope.spawn(move || drop(first));
-        // Dropped by the destructor of a thread-local, while the thread exits.
-        scope.spawn(move || KEPT.with(|kept| kept.borrow_mut().extend(rest)));
-    });
+    let mut buffers = buffers.into_iter();
+    let (first, rest): (_, Vec<_>) = (buffers.next(), buffers.collect());
+    // No context is current there.
+    std::thread::spawn(move || drop(first)).join().unwrap();
+    // Dropped by the destructor of a thread-local, while the thread exits.
+    std::thread::spawn(move || KEPT.with(|kept| kept.borrow_mut().extend(rest))).join().unwrap();
     rig.drain();
     assert_eq!(rig.assert_balanced().pooled_buffers, 4);
     rig.finish();
@@ -91,9 +90,7 @@ fn the_first_drop_of_all_may_happen_on_an_exiting_thread() {
     }
     let rig = Rig::new();
     let buffer = rig.pool.take(4 * KIB);
-    std::thread::scope(|scope| {
-        scope.spawn(move || KEPT.with(|kept| *kept.borrow_mut() = Some(buffer)));
-    });
+    std::thread::spawn(move || KEPT.with(|kept| *kept.borrow_mut() = Some(buffer))).join().unwrap();
     rig.drain();
     assert_eq!(rig.assert_balanced().pooled_buffers, 1);
     rig.finish();
