@@ -11,11 +11,13 @@
 //!
 //! It never blocks in the driver: what may block is a lane's (`lanes.rs`).
 
+mod end;
+
 use crate::block::{Fate, Quiescent, Ready, Retiring, Returned};
 use crate::driver::Severity;
 use crate::home::Home;
 use crate::lanes::{
-    ContextVerdict, Lane, Registered, ReleaseJob, context_lane, relax_captures, release_lane, retire,
+    ContextVerdict, Lane, Registered, ReleaseJob, context_lane, relax_captures, release_lane,
 };
 use crate::os::tune_background_thread;
 use crate::pending::Stage;
@@ -30,9 +32,6 @@ const NAP_MAX: Duration = Duration::from_millis(1);
 
 /// With nothing pending the cleaner goes on looking for this long, so that a drop wakes nobody.
 const AWAKE_WHILE_IDLE: Duration = Duration::from_millis(100);
-
-/// How long the end of a shutdown may take beyond its deadline for lanes to leave the driver.
-const LANE_GRACE: Duration = Duration::from_millis(500);
 
 /// Starts the thread; `None` when the system refuses.
 pub(crate) fn start(home: &Arc<Home>) -> Option<thread::JoinHandle<()>> {
@@ -403,110 +402,6 @@ impl Cleaner {
             self.home.cleaner_rests(true);
             self.home.progress.wait_until(None, || !self.home.cleaner_is_held());
             self.home.cleaner_rests(false);
-        }
-    }
-
-    /// Whether this is the end: it was ordered or nobody is left, and nothing is left to do or the
-    /// deadline has passed.
-    fn must_end(&self) -> bool {
-        let home = &self.home;
-        if home.stop_deadline().is_none() && home.is_closing() {
-            home.order_stop(Instant::now() + home.settings.shutdown_timeout);
-        }
-        let Some(deadline) = home.stop_deadline() else { return false };
-        let settled = home.pending.is_empty() && self.with_lanes.is_empty() && !home.inbox.has_arrivals();
-        settled || Instant::now() >= deadline
-    }
-
-    /// Quarantines what did not finish, lets go of everything pooled, ends the lanes, and stops.
-    ///
-    /// False when something arrived at the last moment and the thread must go on.
-    fn end(&mut self) -> bool {
-        let home = self.home.clone();
-        while let Some(block) = home.pending.pop_any() {
-            self.quarantine(block, "its device work did not finish before the shutdown's deadline");
-        }
-        self.queues.clear();
-        let mut evicted = Vec::new();
-        home.shelf.trim_to(0, |block| evicted.push(block));
-        for block in evicted {
-            home.count_retiring(&block);
-            self.release.push(ReleaseJob::Retire(block.retire()));
-        }
-        for block in home.take_let_go() {
-            self.release.push(ReleaseJob::Retire(block.retire()));
-        }
-        self.end_lanes();
-        if home.counts.registered_bytes() == 0 {
-            home.contexts.release_all(&home.driver);
-        }
-        home.stop_is_done();
-        let stopped = home.bell.stop(|| home.inbox.has_arrivals() || home.has_orders());
-        home.progress.announce();
-        stopped
-    }
-
-    fn end_lanes(&mut self) {
-        let deadline =
-            self.home.stop_deadline().unwrap_or_else(Instant::now).max(Instant::now()) + LANE_GRACE;
-        let mut verdicts = Vec::new();
-        let contexts_ended = self.contexts.stop(deadline, |verdict| verdicts.push(verdict));
-        verdicts.into_iter().for_each(|verdict| self.context_verdict(verdict));
-        while let Some(block) = self.home.pending.pop_done() {
-            self.home.pending.end_move(block.class());
-            // A verdict that came at the last moment: its work is done, but nothing is kept any more.
-            let proof = block.proof();
-            let block = block.settle(&self.home.driver, proof);
-            self.let_go(block);
-        }
-        let mut results = Vec::new();
-        let release_ended = self.release.stop(deadline, |result| results.push(result));
-        for result in results {
-            let (Registered::Pinned(block) | Registered::Unpinned(block) | Registered::Refused(block)) =
-                result;
-            self.lane_gave(Held::of(LaneKind::Release, block.class(), block.epoch(), false));
-            self.let_go_without_lane(block, release_ended);
-        }
-        if !contexts_ended || !release_ended {
-            self.give_up_on_lanes();
-        }
-        self.release = Lane::new(self.home.clone(), "release", release_lane);
-        self.contexts = Lane::new(self.home.clone(), "contexts", context_lane);
-    }
-
-    /// After the release lane has ended. Where it hangs in the driver, so would this thread.
-    fn let_go_without_lane(&mut self, block: Quiescent, driver_answers: bool) {
-        let counts = self.home.counts.class(block.class());
-        let pinned = block.is_pinned();
-        counts.settled[block.epoch()].of(pinned).add(1);
-        if driver_answers {
-            if pinned {
-                counts.retiring.add(1);
-            }
-            retire(&self.home, block.retire());
-        } else {
-            counts.quarantined.of(pinned).add(1);
-        }
-    }
-
-    /// A lane hangs in the driver: what it holds is leaked and counted.
-    #[cold]
-    fn give_up_on_lanes(&mut self) {
-        for job in self.release.take_unstarted() {
-            if let ReleaseJob::Retire(block) = job
-                && block.is_pinned()
-            {
-                let counts = self.home.counts.class(block.class());
-                counts.retiring.subtract(1);
-                counts.quarantined.of(true).add(1);
-            }
-        }
-        tracing::warn!("a background thread did not leave the driver in time; what it holds is leaked");
-        for Held { class, epoch, pinned, .. } in std::mem::take(&mut self.with_lanes) {
-            let counts = self.home.counts.class(class);
-            counts.quarantined.of(pinned).add(1);
-            counts.settled[epoch].of(pinned).add(1);
-            self.home.note_quarantine(|| format!("{} bytes: a driver call does not return", class.bytes()));
         }
     }
 }
