@@ -1,0 +1,57 @@
+//! Which device the loop runs on: the real one where there is one, else the simulated one.
+#![allow(unsafe_code)] // opens libcuda to ask whether it works, before cudarc (which panics without one) is touched
+
+use fake_cuda::control::Control;
+use std::ffi::c_int;
+use std::fmt::Debug;
+
+pub struct Device {
+    pub name: String,
+    /// The simulator's constants; `None` on a real device.
+    pub constants: Option<String>,
+    _simulated: Option<Control>,
+}
+
+impl Device {
+    /// Has to be called before anything of cudarc is.
+    pub fn find() -> Result<Self, String> {
+        let simulated = match real_cuda_works() {
+            true => None,
+            false => Some(Control::load().map_err(text)?),
+        };
+        Ok(Self {
+            name: String::new(),
+            constants: simulated.as_ref().map(|control| control.constants()),
+            _simulated: simulated,
+        })
+    }
+
+    pub fn is_simulated(&self) -> bool {
+        self.constants.is_some()
+    }
+}
+
+/// An error as text. cudarc's own `Display` asks the driver; its `Debug` does so too, but by then there is one.
+pub fn text(error: impl Debug) -> String {
+    format!("{error:?}")
+}
+
+/// Whether `libcuda.so.1` opens, initialises and has a device. Closed again when not, so that it is in nobody's way.
+fn real_cuda_works() -> bool {
+    // SAFETY: opening NVIDIA's driver library runs its initialisers, which is what every CUDA program does.
+    let Ok(library) = (unsafe { libloading::Library::new("libcuda.so.1") }) else { return false };
+    // SAFETY: `cuInit(unsigned int)` has had this signature in every version.
+    let init = unsafe { library.get::<unsafe extern "C" fn(u32) -> c_int>(b"cuInit\0") };
+    // SAFETY: `cuDeviceGetCount(int *)` has had this signature in every version.
+    let count = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> c_int>(b"cuDeviceGetCount\0") };
+    let (Ok(init), Ok(count)) = (init, count) else { return false };
+    let mut devices = 0;
+    // SAFETY: `cuInit` takes only flags, which must be 0.
+    let initialised = unsafe { init(0) } == 0;
+    // SAFETY: `cuDeviceGetCount` writes one int.
+    let works = initialised && unsafe { count(&mut devices) } == 0 && devices > 0;
+    if works {
+        std::mem::forget(library); // cudarc opens the same file; the driver does not like to be unloaded
+    }
+    works
+}
