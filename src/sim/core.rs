@@ -1,0 +1,3 @@
+//! What all handles of one simulated device share.
+
+pub(super) struct Core {}
