@@ -2,6 +2,7 @@
 mod code_name;
 pub mod driver;
 mod error;
+mod interop;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod stream;

@@ -11,7 +11,9 @@
 //! Handles are plain numbers here. A stream handle is never kept as an identity beyond one record,
 //! because the driver reuses handles.
 
+pub(crate) mod cuda;
 pub(crate) mod host;
+mod library;
 
 use crate::error::{CallError, Error};
 use std::any::Any;
@@ -28,6 +30,29 @@ pub struct Driver {
 }
 
 impl Driver {
+    /// CUDA where this machine has it, else nothing is page-locked. What a pool uses by default.
+    ///
+    /// Opens and initialises nothing here. The library is loaded, and `cuInit` called, when a context
+    /// is known or page-locking is asked for; then one log line says which library was picked, or one
+    /// warning why none. Set `PINPOOL_CUDA_LIBRARY` to the path of a libcuda to use that one only.
+    ///
+    /// CUDA is used on Linux; elsewhere this is [`Driver::host_only`] with another name.
+    pub fn auto() -> Self {
+        Self::from_api(Arc::new(cuda::CudaDriver))
+    }
+
+    /// CUDA, loaded and initialised now (`cuInit`).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoCuda`] where no library can be used; its report lists every candidate, in the order
+    /// tried, with what each answered.
+    pub fn cuda() -> Result<Self, Error> {
+        let driver = Self::auto();
+        driver.api().prepare()?;
+        Ok(driver)
+    }
+
     /// No device: nothing is ever page-locked, and no device work is ever outstanding.
     pub fn host_only() -> Self {
         Self::from_api(Arc::new(host::HostDriver))
