@@ -31,7 +31,7 @@ pub struct Summary {
     /// The first segments, which the hit rate leaves out: the pool has to get its buffers first.
     warm_up: usize,
     pool: PoolStager,
-    pinned_bytes: u64,
+    pinned_bytes: usize,
     ready_us: Vec<f64>,
     /// pinpool, `vec![0; n]`, register per use.
     outcomes: [Outcome; 3],
@@ -104,7 +104,7 @@ fn stage_all(options: Options) -> Result<Summary, String> {
     let vec = run(&mut VecStager { bytes }, &input, &options, &mut lanes)?;
     let register = run(&mut RegisterStager { bytes, in_flight }, &input, &options, &mut lanes)?;
 
-    let warm_up = (options.segments / 20).max(2 * options.in_flight + 2);
+    let warm_up = (options.segments / 20).max(2 * options.in_flight + 2).min(options.segments / 2);
     Ok(Summary {
         device,
         input_bytes: input.len(),
