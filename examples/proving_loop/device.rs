@@ -4,30 +4,46 @@
 use fake_cuda::control::Control;
 use std::ffi::c_int;
 use std::fmt::Debug;
+use std::time::Duration;
+
+/// What the simulated device is set to: a PCIe 4.0 card, roughly.
+const LATENCY: Duration = Duration::from_micros(8);
+const BYTES_PER_SECOND: u64 = 25_000_000_000;
+const REGISTER_PER_PAGE: Duration = Duration::from_nanos(150);
 
 pub struct Device {
     pub name: String,
-    /// The simulator's constants; `None` on a real device.
-    pub constants: Option<String>,
-    _simulated: Option<Control>,
+    simulated: Option<Control>,
 }
 
 impl Device {
     /// Has to be called before anything of cudarc is.
     pub fn find() -> Result<Self, String> {
-        let simulated = match real_cuda_works() {
-            true => None,
-            false => Some(Control::load().map_err(text)?),
-        };
-        Ok(Self {
-            name: String::new(),
-            constants: simulated.as_ref().map(|control| control.constants()),
-            _simulated: simulated,
-        })
+        if real_cuda_works() {
+            return Ok(Self { name: String::new(), simulated: None });
+        }
+        let control = Control::load()?;
+        match control.set_real_time(LATENCY, BYTES_PER_SECOND, REGISTER_PER_PAGE) {
+            true => Ok(Self { name: String::new(), simulated: Some(control) }),
+            false => Err("the simulated device was used before it was set up".into()),
+        }
     }
 
     pub fn is_simulated(&self) -> bool {
-        self.constants.is_some()
+        self.simulated.is_some()
+    }
+
+    /// The simulator's constants; `None` on a real device.
+    pub fn constants(&self) -> Option<String> {
+        self.simulated.as_ref()?;
+        let (latency, page) = (LATENCY.as_micros(), REGISTER_PER_PAGE.as_nanos());
+        let gb_s = BYTES_PER_SECOND / 1_000_000_000;
+        Some(format!("{gb_s} GB/s, {latency} us to start a copy, {page} ns to page-lock 4 KiB"))
+    }
+
+    /// What the simulated device caught somebody at: memory changed under a copy, an event reused too early ...
+    pub fn violations(&self) -> Vec<String> {
+        self.simulated.as_ref().map_or(Vec::new(), Control::violations)
     }
 }
 

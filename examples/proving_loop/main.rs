@@ -70,7 +70,9 @@ fn main() -> ExitCode {
                 "{}",
                 if summary.options.json { report::as_json(&summary) } else { report::as_table(&summary) }
             );
-            ExitCode::from(u8::from(summary.mismatches() > 0))
+            let violations = summary.device.violations();
+            violations.iter().for_each(|violation| eprintln!("proving_loop: {violation}"));
+            ExitCode::from(u8::from(summary.mismatches() > 0 || !violations.is_empty()))
         }
         Err(why) => {
             eprintln!("proving_loop: {why}");

@@ -16,11 +16,12 @@ pub fn as_json(summary: &Summary) -> String {
     let object = json!({
         "device": device.name,
         "simulated": device.is_simulated(),
-        "simulator": device.constants,
+        "simulator": device.constants(),
         "segments": options.segments,
         "bytes": options.bytes,
         "input_bytes": summary.input_bytes,
         "mismatches": summary.mismatches(),
+        "violations": device.violations(),
         "in_flight": options.in_flight,
         "period_ms": options.period_ms,
         "warm_up": summary.warm_up,
@@ -93,7 +94,7 @@ pub fn as_table(summary: &Summary) -> String {
         "  caller: get memory, fill, enqueue the copy, let go. MB/s: over that and the waits for the device."
             .into(),
     );
-    if let Some(constants) = &device.constants {
+    if let Some(constants) = device.constants() {
         lines
             .push(format!("  The device is SIMULATED ({constants}): its MB/s prove nothing about hardware;"));
         lines.push("  the caller's times and the hit rate are real.".into());
