@@ -1,6 +1,7 @@
 //! Several threads on one class, and many buffers behind one event that does not complete.
 //!
 //! `cargo bench --bench contention`. The ratios, with the bars they are held to: `cargo bench --bench ratios`.
+#![allow(missing_docs)] // what `criterion_group!` expands to has no docs
 
 mod classic;
 mod common;

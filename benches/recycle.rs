@@ -1,6 +1,7 @@
 //! What it costs to give a buffer back, and how soon it is there again: record, drop, ready.
 //!
 //! `cargo bench --bench recycle`. The ratios, with the bars they are held to: `cargo bench --bench ratios`.
+#![allow(missing_docs)] // what `criterion_group!` expands to has no docs
 
 mod classic;
 mod common;

@@ -1,6 +1,7 @@
 //! What a take costs when a page-locked buffer is ready: in bursts, and alone after a pause.
 //!
 //! `cargo bench --bench take`. The ratios, with the bars they are held to: `cargo bench --bench ratios`.
+#![allow(missing_docs)] // what `criterion_group!` expands to has no docs
 
 mod classic;
 mod common;

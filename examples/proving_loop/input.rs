@@ -131,3 +131,42 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ARENA_BYTES: usize = 64 * ROW_BYTES;
+
+    fn input() -> Input {
+        Input { bytes: (0..=250).collect(), files: 1 }
+    }
+
+    #[test]
+    fn a_filled_arena_has_the_checksum_of_its_segment() {
+        for number in 0..200 {
+            let input = input();
+            let segment = input.segment(number, ARENA_BYTES);
+            let mut arena = vec![0; ARENA_BYTES];
+            let filled = segment.fill(&mut arena);
+            assert!((ARENA_BYTES / 4..=ARENA_BYTES).contains(&filled), "{filled}");
+            assert_eq!(checksum(&arena), segment.checksum());
+        }
+    }
+
+    #[test]
+    fn any_other_byte_another_place_or_a_stale_tail_changes_it() {
+        let input = input();
+        let segment = input.segment(3, ARENA_BYTES);
+        let mut arena = vec![0; ARENA_BYTES];
+        let filled = segment.fill(&mut arena);
+        for at in [0, filled / 2, filled - 1, ARENA_BYTES - 1] {
+            arena[at] ^= 1;
+            assert_ne!(checksum(&arena), segment.checksum(), "byte {at}");
+            arena[at] ^= 1;
+        }
+        arena.swap(0, ROW_BYTES + 1);
+        assert_ne!(checksum(&arena), segment.checksum());
+        assert_ne!(input.segment(4, ARENA_BYTES).checksum(), segment.checksum());
+    }
+}

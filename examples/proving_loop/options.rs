@@ -67,3 +67,38 @@ fn milliseconds(flag: &str, text: &str) -> Result<f64, String> {
     let parsed = text.parse().ok().filter(|number: &f64| (0.0..=60_000.0).contains(number));
     parsed.ok_or_else(|| format!("{flag} takes milliseconds from 0 to 60000, not {text:?}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_line(line: &str) -> Result<Option<Options>, String> {
+        parse(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn every_option_is_read() {
+        let line = "--input a b --segments 7 --in-flight 2 --period-ms 0.5 --bytes 1000 --json";
+        let options = parse_line(line).expect("it is right").expect("no help was asked for");
+        assert_eq!(options.inputs, [PathBuf::from("a"), PathBuf::from("b")]);
+        assert_eq!((options.segments, options.in_flight, options.bytes), (7, 2, 1024));
+        assert_eq!((options.period_ms, options.json), (0.5, true));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for line in [
+            "--segment 7",
+            "--segments 0",
+            "--segments x",
+            "--bytes",
+            "--input --json",
+            "--period-ms -1",
+            "x",
+        ] {
+            let why = parse_line(line).err().unwrap_or_else(|| panic!("{line:?} was accepted"));
+            let flag = line.split_whitespace().next().expect("not empty");
+            assert!(why.contains(flag), "{why:?} does not name {flag}");
+        }
+    }
+}

@@ -3,8 +3,11 @@
 use crate::device::text;
 use crate::input::Segment;
 use crate::staging::{Lane, Stager, timed};
+use pinpool::PinnedBuffer;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the pool's caller pays and gets, call by call.
 #[derive(Default)]
@@ -54,7 +57,6 @@ pub fn ready_us(
     lane: &mut Lane,
     rounds: usize,
 ) -> Result<Vec<f64>, String> {
-    let patience = Duration::from_secs(10);
     let mut aside = Vec::new();
     let mut ready = Vec::with_capacity(rounds);
     let mut arena = pinpool::take(bytes);
@@ -71,25 +73,29 @@ pub fn ready_us(
         lane.stream.memcpy_htod(&arena[..], &mut lane.device).map_err(text)?;
         arena.record_last_use(&lane.stream).map_err(text)?;
         lane.stream.synchronize().map_err(text)?;
-        let ((), waited) = timed(|| {
-            let start = Instant::now();
+        let (again, waited) = timed(|| {
             drop(arena);
-            loop {
-                arena = pinpool::take(bytes);
-                if arena.is_pinned() {
-                    return Ok(());
-                }
-                aside.push(std::mem::replace(&mut arena, pinpool::take(0)));
-                if start.elapsed() > patience {
-                    return Err(format!("a returned buffer was not ready after {patience:?}"));
-                }
-                std::thread::yield_now();
-            }
+            take_pinned(bytes, &mut aside)
         })?;
+        arena = again;
         if arena.iter().any(|byte| *byte != 0) {
             return Err("a buffer that was taken again is not all zero".into());
         }
         ready.push(waited.as_nanos() as f64 / 1e3);
     }
     Ok(ready)
+}
+
+/// Takes until a page-locked buffer comes; what comes before is laid aside.
+fn take_pinned(bytes: usize, aside: &mut Vec<PinnedBuffer>) -> Result<PinnedBuffer, String> {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        let taken = pinpool::take(bytes);
+        if taken.is_pinned() {
+            return Ok(taken);
+        }
+        aside.push(taken);
+        std::thread::yield_now();
+    }
+    Err(format!("a returned buffer was not ready after {PATIENCE:?}"))
 }
