@@ -63,6 +63,7 @@ fn an_unsafe_block_without_a_reason() {
     let offences = |text| rules::safety_comments(&file("src/pages.rs", text)).len();
     assert_eq!(offences("fn f() {\n    unsafe { g() }\n}"), 1);
     assert_eq!(offences("unsafe impl Send for A {}"), 1);
+    assert_eq!(offences("let f = |g: unsafe fn()| unsafe { g() };"), 1);
     assert_eq!(offences("// SAFETY: of the first\nlet a = unsafe { g() };\nlet b = unsafe { g() };"), 1);
     assert_eq!(offences("// SAFETY: of another\n\nlet a = unsafe { g() };"), 1);
     assert_eq!(offences("// SAFETY: two lines\n// of it\nlet a = h(\n    unsafe { g() },\n);"), 0);

@@ -11,6 +11,8 @@ const UNSAFE_FILES: &[&str] = &[
     "src/driver/cuda.rs",
     "src/buffer.rs",
     "src/raw_stream.rs",
+    "src/sim/cuda.rs",
+    "src/sim/handles.rs",
     "src/sim/host_memory.rs",
 ];
 
@@ -90,6 +92,9 @@ pub fn layers(table: &Layers, file: &Source) -> Vec<String> {
 pub fn unsafe_files(file: &Source) -> Vec<String> {
     let Some(line) = file.lines_with_word("unsafe").first().copied() else { return Vec::new() };
     let at = |why: &str| vec![format!("{}:{line}: {why}", file.name)];
+    if file.name.starts_with("tests/fake_libcuda/") {
+        return Vec::new(); // a package of its own, all of it a C interface
+    }
     if file.name.starts_with("src/") && !UNSAFE_FILES.contains(&file.name.as_str()) {
         return at("unsafe in a file that may not hold any");
     }
@@ -108,10 +113,12 @@ pub fn unsafe_files(file: &Source) -> Vec<String> {
 pub fn safety_comments(file: &Source) -> Vec<String> {
     let text: Vec<&str> = file.text.lines().map(str::trim).collect();
     let code: Vec<&str> = file.code.lines().map(str::trim).collect();
-    let needs_reason = |line: &&usize| {
-        let (_, after) = code[**line - 1].split_once("unsafe").expect("the word is there");
-        let next = if after.trim().is_empty() { code.get(**line).unwrap_or(&"") } else { after.trim() };
-        next.starts_with('{') || next.starts_with("impl")
+    // On one line `unsafe extern "C" fn()` may stand before the block that counts.
+    let needs_reason = |line: &usize| {
+        code[*line - 1].split("unsafe").skip(1).any(|after| {
+            let next = if after.trim().is_empty() { code.get(*line).unwrap_or(&"") } else { after.trim() };
+            next.starts_with('{') || next.starts_with("impl")
+        })
     };
     let has_reason = |line: usize| {
         for above in (0..line - 1).rev() {
@@ -127,8 +134,9 @@ pub fn safety_comments(file: &Source) -> Vec<String> {
         }
         false
     };
-    let lines = file.lines_with_word("unsafe");
-    let bare = lines.iter().filter(needs_reason).filter(|line| !has_reason(**line));
+    let mut lines = file.lines_with_word("unsafe");
+    lines.dedup();
+    let bare = lines.into_iter().filter(|line| needs_reason(line) && !has_reason(*line));
     bare.map(|line| format!("{}:{line}: unsafe without a `// SAFETY:` above it", file.name)).collect()
 }
 
