@@ -1,40 +1,20 @@
-//! The seam over libcuda, called through a table of symbols of our own.
+//! The seam over libcuda: each method makes the driver call that it names.
 //!
-//! Why a table and not the functions of `cudarc::driver::sys`: cudarc panics when the library or a
-//! single symbol is missing, it opens whichever of its own candidates comes first, and its result
-//! type is an enum, so that a code added by a newer driver would be undefined behaviour. Here a
-//! missing library is an [`Error`], a missing optional symbol costs one feature, and a result is a
-//! `u32`. It also means that this back end does not need the `cudarc` feature.
-//!
-//! One state for the process, as CUDA itself has. Two questions must not be confused:
-//!
-//! * Is CUDA *in use* (`is_in_use`)? A look at what is mapped, and at whether somebody has called
-//!   `cuInit`; loads and initialises nothing.
-//! * Make it usable (`prepare`): loads the library and calls `cuInit(0)`, at the first real need.
-//!
-//! No lock is taken on a call that a `take` or a `drop` can make: the table is behind a `OnceLock`.
+//! The functions are called through a table of our own (`table.rs` says why); which library it was filled
+//! from, and when, is `process.rs`. Contexts, streams and events are pointers that are only passed back.
 
 #![allow(unsafe_code)]
 
-use super::library::{self, Answer};
+use super::process::PROCESS;
+use super::table::Table;
 use super::{CaptureMode, ContextHandle, DriverApi, DriverIdentity, EventHandle, StreamHandle};
-use crate::code_name::code_name;
 use crate::error::{CallError, Error};
-use libloading::Library;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 /// What every handle and stream of CUDA carries, since a process has one CUDA.
 pub(crate) const IDENTITY: DriverIdentity = DriverIdentity { name: "cuda", instance: 0 };
 
-/// How long a failed `prepare` is believed before the libraries are looked for again.
-const RETRY_AFTER: Duration = Duration::from_secs(10);
-
 const SUCCESS: u32 = 0;
 const NOT_INITIALIZED: u32 = 3;
-const STUB_LIBRARY: u32 = 34;
 const NOT_FOUND: u32 = 500;
 const NOT_READY: u32 = 600;
 
@@ -46,221 +26,9 @@ const POINTER_MEMORY_TYPE: u32 = 2;
 const POINTER_IS_MANAGED: u32 = 8;
 const MEMORY_TYPE_HOST: u32 = 1;
 
-/// Declares the table of driver functions and how it is filled from an opened library.
-macro_rules! entry_points {
-    (
-        required { $($needed:ident = $needed_symbol:literal($($needed_argument:ty),*);)* }
-        optional { $($extra:ident = $extra_symbol:literal($($extra_argument:ty),*);)* }
-    ) => {
-        /// libcuda's functions as addresses; every result is a plain `CUresult` number.
-        struct Table {
-            $($needed: unsafe extern "C" fn($($needed_argument),*) -> u32,)*
-            $($extra: Option<unsafe extern "C" fn($($extra_argument),*) -> u32>,)*
-        }
-
-        impl Table {
-            /// The table of this library, or the name of a required function that it lacks.
-            fn of(library: &Library) -> Result<Self, &'static str> {
-                Ok(Self {
-                    $($needed: {
-                        type Function = unsafe extern "C" fn($($needed_argument),*) -> u32;
-                        // SAFETY: the type is the C prototype of this driver function.
-                        let symbol = unsafe { library.get::<Function>($needed_symbol) };
-                        *symbol.map_err(|_| $needed_symbol)?
-                    },)*
-                    $($extra: {
-                        type Function = unsafe extern "C" fn($($extra_argument),*) -> u32;
-                        // SAFETY: the type is the C prototype of this driver function.
-                        let symbol = unsafe { library.get::<Function>($extra_symbol) };
-                        symbol.ok().map(|found| *found)
-                    },)*
-                })
-            }
-        }
-    };
-}
-
-// Contexts, streams and events are pointers that are only passed back, so they are numbers here.
-entry_points! {
-    required {
-        init = "cuInit"(u32);
-        driver_version = "cuDriverGetVersion"(*mut i32);
-        device_count = "cuDeviceGetCount"(*mut i32);
-        device = "cuDeviceGet"(*mut i32, i32);
-        device_attribute = "cuDeviceGetAttribute"(*mut i32, i32, i32);
-        primary_retain = "cuDevicePrimaryCtxRetain"(*mut usize, i32);
-        primary_release = "cuDevicePrimaryCtxRelease_v2"(i32);
-        primary_state = "cuDevicePrimaryCtxGetState"(i32, *mut u32, *mut i32);
-        context_current = "cuCtxGetCurrent"(*mut usize);
-        context_set_current = "cuCtxSetCurrent"(usize);
-        context_device = "cuCtxGetDevice"(*mut i32);
-        context_synchronize = "cuCtxSynchronize"();
-        event_create = "cuEventCreate"(*mut usize, u32);
-        event_record = "cuEventRecord"(usize, usize);
-        event_query = "cuEventQuery"(usize);
-        event_destroy = "cuEventDestroy_v2"(usize);
-        host_register = "cuMemHostRegister_v2"(usize, usize, u32);
-        host_unregister = "cuMemHostUnregister"(usize);
-    }
-    optional {
-        stream_is_capturing = "cuStreamIsCapturing"(usize, *mut u32);
-        exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(*mut u32);
-        pointer_attributes = "cuPointerGetAttributes"(u32, *const u32, *const *mut u64, u64);
-    }
-}
-
-/// The state of CUDA in this process.
-struct Process {
-    /// The library whose functions are called; set once somebody initialised it.
-    chosen: OnceLock<&'static Table>,
-    /// A library that was found mapped although nobody has initialised it yet.
-    mapped: OnceLock<&'static Table>,
-    /// What [`library::loads_so_far`] said before the last probe that found nothing.
-    loads_at_last_probe: AtomicU64,
-    /// The last failure of `prepare`. Only `prepare` takes this lock, which is held while the
-    /// library initialises so that two threads do not both do it; no `take` or `drop` wants it.
-    failure: Mutex<Option<(Instant, String)>>,
-}
-
-static PROCESS: Process = Process {
-    chosen: OnceLock::new(),
-    mapped: OnceLock::new(),
-    loads_at_last_probe: AtomicU64::new(0),
-    failure: Mutex::new(None),
-};
-
 /// CUDA, whether it is in use already, can be loaded at need, or is not on this machine at all.
 #[derive(Debug)]
 pub(crate) struct CudaDriver;
-
-impl Process {
-    /// The table, if CUDA is in use; looks again for a library only when one was loaded since.
-    fn table_in_use(&self) -> Option<&'static Table> {
-        if let Some(table) = self.chosen.get() {
-            return Some(table);
-        }
-        let table = self.mapped.get().copied().or_else(|| self.probe_mapped())?;
-        if !table.is_initialized() {
-            return None;
-        }
-        self.choose(table, "a library that the process uses already");
-        self.chosen.get().copied()
-    }
-
-    fn probe_mapped(&self) -> Option<&'static Table> {
-        let loads = library::loads_so_far();
-        if self.loads_at_last_probe.load(Ordering::Acquire) == loads {
-            return None;
-        }
-        let configured = library::configured_library();
-        let rungs = library::mapped_ladder(configured.as_deref());
-        match library::climb(&rungs, library::open, |opened, _| examine(opened)) {
-            Ok((table, _)) => Some(self.mapped.get_or_init(|| table)),
-            Err(_) => {
-                // The counter was read first: a library loaded during the probe is looked at next time.
-                self.loads_at_last_probe.store(loads, Ordering::Release);
-                None
-            }
-        }
-    }
-
-    fn load_and_initialize(&self) -> Result<(), Error> {
-        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.chosen.get().is_some() {
-            return Ok(());
-        }
-        if let Some((when, report)) = &*failure
-            && when.elapsed() < RETRY_AFTER
-        {
-            return Err(Error::NoCuda { report: report.clone() });
-        }
-        let configured = library::configured_library();
-        let rungs = library::ladder(configured.as_deref());
-        match library::climb(&rungs, library::open, |opened, _| examine_and_initialize(opened)) {
-            Ok((table, file)) => {
-                *failure = None;
-                self.choose(table, &file.to_string_lossy());
-                Ok(())
-            }
-            Err(report) => {
-                if failure.is_none() {
-                    tracing::warn!("pinpool page-locks nothing, since no CUDA driver can be used:\n{report}");
-                }
-                *failure = Some((Instant::now(), report.clone()));
-                Err(Error::NoCuda { report })
-            }
-        }
-    }
-
-    fn choose(&self, table: &'static Table, library: &str) {
-        if self.chosen.set(table).is_ok() {
-            let version = table.version().unwrap_or(0);
-            tracing::info!(library, version, "pinpool uses CUDA");
-        }
-    }
-}
-
-/// Whether an opened library is a libcuda, without initialising it.
-fn examine(library: Library) -> Answer<&'static Table> {
-    match table_of(&library) {
-        Ok(table) => Answer::Use(keep(library, table)),
-        Err(reason) => Answer::PassOver(reason),
-    }
-}
-
-/// The same, and initialises it: only a library that could be initialised ends the search.
-fn examine_and_initialize(library: Library) -> Answer<&'static Table> {
-    let table = match table_of(&library) {
-        Ok(table) => keep(library, table),
-        Err(reason) => return Answer::PassOver(reason),
-    };
-    // SAFETY: cuInit takes flags, which must be 0, and may be called from any thread, several times.
-    match unsafe { (table.init)(0) } {
-        SUCCESS => Answer::Use(table),
-        STUB_LIBRARY => Answer::PassOver(stub("cuInit")),
-        code => Answer::PassOver(CallError::new("cuInit", code).to_string()),
-    }
-}
-
-fn table_of(library: &Library) -> Result<Table, String> {
-    let table =
-        Table::of(library).map_err(|symbol| format!("is no libcuda that can be used: it lacks {symbol}"))?;
-    match table.version() {
-        Ok(_) => Ok(table),
-        Err(STUB_LIBRARY) => Err(stub("cuDriverGetVersion")),
-        Err(code) => Err(CallError::new("cuDriverGetVersion", code).to_string()),
-    }
-}
-
-fn stub(call: &str) -> String {
-    format!("is the link-time stub: {call} answered {} ({STUB_LIBRARY})", code_name(STUB_LIBRARY))
-}
-
-/// Makes the table permanent. A libcuda that was used is never closed: it has threads of its own
-/// and exit handlers, and the addresses in the table must stay valid for the process's whole life.
-fn keep(library: Library, table: Table) -> &'static Table {
-    std::mem::forget(library);
-    Box::leak(Box::new(table))
-}
-
-impl Table {
-    fn version(&self) -> Result<i32, u32> {
-        let mut version = 0;
-        // SAFETY: cuDriverGetVersion writes one int, and works before cuInit.
-        match unsafe { (self.driver_version)(&mut version) } {
-            SUCCESS => Ok(version),
-            code => Err(code),
-        }
-    }
-
-    /// Whether somebody in this process has called `cuInit`.
-    fn is_initialized(&self) -> bool {
-        let mut context = 0;
-        // SAFETY: cuCtxGetCurrent writes one pointer, and answers 3 before cuInit.
-        let code = unsafe { (self.context_current)(&mut context) };
-        code != NOT_INITIALIZED && code != STUB_LIBRARY
-    }
-}
 
 /// The table of a driver that is in use, or the answer that an uninitialised driver gives.
 fn table(call: &'static str) -> Result<&'static Table, CallError> {
@@ -443,22 +211,5 @@ impl DriverApi for CudaDriver {
         check("cuPointerGetAttributes", code)?;
         // The low half is the enum; managed memory migrates, so it is not page-locked for our purpose.
         Ok(memory_type as u32 == MEMORY_TYPE_HOST && is_managed as u32 == 0)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::ffi::OsStr;
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn a_library_that_is_not_libcuda_is_passed_over_and_says_why() {
-        let other =
-            library::open(library::How::Load, OsStr::new("libm.so.6")).expect("the C library has a libm");
-        let Answer::PassOver(reason) = examine_and_initialize(other) else {
-            panic!("libm was taken for libcuda");
-        };
-        assert!(reason.contains("it lacks cuInit"), "{reason}");
     }
 }

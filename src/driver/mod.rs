@@ -12,8 +12,12 @@
 //! because the driver reuses handles.
 
 pub(crate) mod cuda;
+#[cfg(all(test, target_os = "linux"))]
+mod cuda_tests;
 pub(crate) mod host;
 mod library;
+mod process;
+mod table;
 
 use crate::error::{CallError, Error};
 use std::any::Any;
