@@ -4,7 +4,7 @@
 //! One process has one libcuda, so the tests of this file share a device and take turns at it. It moves
 //! only when it is stepped.
 #![cfg(all(feature = "cudarc", target_os = "linux"))]
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // cudarc's unsafe functions, and a symbol of the fake
 
 use cudarc::driver::sys::{CUcontext, CUresult};
 use cudarc::driver::{CudaContext, CudaStream};

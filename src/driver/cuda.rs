@@ -3,7 +3,7 @@
 //! The functions are called through a table of our own (`table.rs` says why); which library it was filled
 //! from, and when, is `process.rs`. Contexts, streams and events are pointers that are only passed back.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // calls the driver
 
 use super::process::PROCESS;
 use super::table::Table;

@@ -2,8 +2,6 @@
 //!
 //! What a process has loaded stays loaded, so each case is an ignored test that another one runs in a child.
 
-#![allow(unsafe_code)]
-
 use super::cuda::CudaDriver;
 use super::{CaptureMode, ContextHandle, DriverApi, StreamHandle};
 use fake_cuda::control::Control;
@@ -120,7 +118,15 @@ fn child_with_pending_work() {
 
 #[test]
 fn in_use_means_mapped_and_initialised_by_somebody() {
-    in_child("child_that_looks", &[]);
+    // A library that could be loaded is on the path, so that a probe that loads shows itself.
+    let library = Control::find().expect("cargo builds the fake library beside the tests");
+    let folder = library.with_file_name("pinpool-library-path");
+    std::fs::create_dir_all(&folder).unwrap();
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        let _ = std::fs::remove_file(folder.join(name));
+        std::os::unix::fs::symlink(&library, folder.join(name)).unwrap();
+    }
+    in_child("child_that_looks", &[("LD_LIBRARY_PATH", folder.to_str().unwrap())]);
 }
 
 #[test]
@@ -131,6 +137,10 @@ fn child_that_looks() {
     }
     let driver = CudaDriver;
     assert!(!driver.is_in_use(), "this process has no libcuda");
+    assert!(
+        !std::fs::read_to_string("/proc/self/maps").unwrap().contains("libfake_cuda"),
+        "looking loads nothing"
+    );
     let start = Instant::now();
     for _ in 0..1000 {
         assert!(!driver.is_in_use());
@@ -141,10 +151,7 @@ fn child_that_looks() {
     assert!(!driver.is_in_use(), "mapped, but nobody has called cuInit");
     assert_eq!(driver.current_context(), None);
     assert_eq!(fake.calls("cuInit"), 0, "looking initialises nothing");
-    // SAFETY: the C prototype.
-    let init = unsafe { fake.symbol::<unsafe extern "C" fn(u32) -> u32>("cuInit") }.unwrap();
-    // SAFETY: cuInit takes flags, which are 0.
-    assert_eq!(unsafe { init(0) }, 0);
+    assert_eq!(fake.initialize(), 0);
     assert!(driver.is_in_use(), "seen at once, without a wait");
     assert_eq!(driver.prepare(), Ok(()));
     assert_eq!(fake.calls("cuInit"), 1, "and not initialised again");

@@ -91,6 +91,11 @@ pub(crate) struct DriverIdentity {
     pub(crate) instance: u64,
 }
 
+impl DriverIdentity {
+    /// The CUDA driver; there is one in a process.
+    pub(crate) const CUDA: Self = Self { name: "cuda", instance: 0 };
+}
+
 /// A context, `CUcontext` as a number; never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct ContextHandle(pub(crate) usize);
@@ -206,4 +211,33 @@ pub(crate) trait DriverApi: Send + Sync + fmt::Debug {
 
     /// Told before the pool zeroes, unmaps or hands out memory. Only the simulated device looks at it.
     fn before_host_access(&self, _access: HostAccess, _base: usize, _bytes: usize) {}
+}
+
+/// What a failed call says about the device, decided in one place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Severity {
+    /// The context or the driver is gone: 3, 4, 201, 709. Expected at the end of a process.
+    Gone,
+    /// The device is lost for this process; every further call gives the same code.
+    Lost,
+    /// A stream capture stands in the way (900 to 908); the same call may succeed later.
+    Capture,
+    /// Only this call failed.
+    Refused,
+}
+
+impl Severity {
+    pub(crate) fn of(error: &CallError) -> Self {
+        match error.code() {
+            3 | 4 | 201 | 709 => Severity::Gone,
+            214 | 220 | 226 | 700 | 702 | 710 | 714..=721 | 810 | 911 => Severity::Lost,
+            900..=908 => Severity::Capture,
+            _ => Severity::Refused,
+        }
+    }
+
+    /// Whether the device can no longer be reading or writing host memory for us.
+    pub(crate) fn ends_all_work(self) -> bool {
+        matches!(self, Severity::Gone | Severity::Lost)
+    }
 }

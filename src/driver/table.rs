@@ -6,7 +6,7 @@
 //! library is an error, a missing optional symbol costs one feature, and a result is a `u32`. It also
 //! means that the CUDA back end does not need the `cudarc` feature.
 
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // looks symbols up, gives them their types
 
 use libloading::Library;
 

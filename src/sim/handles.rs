@@ -1,105 +1,252 @@
 //! Typed handles over the raw entry points: what an application holds.
-#![allow(unsafe_code)]
+//!
+//! Making and dropping them is not counted among the calls and meets no faults, so that a test counts only what it
+//! is about; copies and waits are counted.
 
 use super::Sim;
-use crate::stream::{StreamRef, sealed::AsStreamRef};
+use super::contexts::{pop, push};
+use super::cuda::Cuda;
+use super::driver::identity;
+use crate::driver::{ContextHandle, StreamHandle};
+use crate::stream::{Keep, StreamRef, sealed::AsStreamRef};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-/// A retained primary context, bound to the thread that made it; released at drop.
+/// A retain of a device's primary context; see [`Sim::context`]. Clones share it; the last one, and the
+/// last stream and buffer made from it, releases it.
 #[derive(Clone)]
 pub struct SimContext {
-    _sim: Sim,
+    retained: Arc<Retained>,
 }
 
-/// A stream of the simulated device.
+struct Retained {
+    sim: Sim,
+    device: i32,
+    handle: usize,
+}
+
+/// A stream of the simulated device; destroyed at drop.
 pub struct SimStream {
-    _sim: Sim,
+    context: SimContext,
+    handle: usize,
 }
 
 /// Device memory of the simulated device; freed at drop.
 pub struct SimBuffer {
-    _sim: Sim,
+    context: SimContext,
+    address: u64,
+    bytes: usize,
 }
 
-#[allow(unused_variables)]
 impl SimContext {
-    /// A new non-blocking stream.
-    pub fn stream(&self) -> SimStream {
-        todo!()
+    /// # Panics
+    /// When the device does not exist.
+    pub(super) fn retain(sim: Sim, device: i32) -> Self {
+        let retained = sim.cuda().core().retain_primary(device);
+        let handle = retained.unwrap_or_else(|code| panic!("no simulated device {device}: {code}"));
+        let context = Self { retained: Arc::new(Retained { sim, device, handle }) };
+        context.bind();
+        context
     }
+
+    /// A new stream that does not synchronise with the default stream.
+    pub fn stream(&self) -> SimStream {
+        self.stream_with_flags(1)
+    }
+
+    /// A new stream that waits for earlier work of the legacy default stream, and the other way round.
+    pub fn blocking_stream(&self) -> SimStream {
+        self.stream_with_flags(0)
+    }
+
     /// The legacy default stream of this context (handle 0).
     pub fn default_stream(&self) -> SimStream {
-        todo!()
+        SimStream { context: self.clone(), handle: 0 }
     }
-    /// Makes this the current context of the calling thread.
+
+    /// Makes this the current context of the calling thread (`cuCtxSetCurrent`).
     pub fn bind(&self) {
-        todo!()
+        let thread = self.cuda().core().threads.current();
+        thread.current.store(self.retained.handle, Ordering::Relaxed);
     }
-    /// Device memory.
+
+    /// Device memory, filled with a pattern.
+    ///
+    /// # Panics
+    /// When the device has not enough memory, or for zero bytes.
     pub fn alloc(&self, bytes: usize) -> SimBuffer {
-        todo!()
+        let core = self.cuda().core();
+        let mut state = core.state.lock();
+        let context = state.live_context(self.retained.handle);
+        let address = context.and_then(|context| core.allocate(&mut state, context, bytes));
+        drop(state);
+        match address {
+            Ok(address) => SimBuffer { context: self.clone(), address, bytes },
+            Err(code) => panic!("{bytes} bytes of simulated device memory: {code}"),
+        }
     }
+
     /// The `CUcontext` as a number.
     pub fn handle(&self) -> usize {
-        todo!()
+        self.retained.handle
     }
+
     /// The device ordinal.
     pub fn device(&self) -> i32 {
-        todo!()
+        self.retained.device
+    }
+
+    /// Breaks the context: from now on every call in it fails with `code`, for example 700, and its
+    /// unfinished work is never executed.
+    pub fn break_with(&self, code: u32) {
+        // A context that is gone already cannot be broken any further.
+        let _ = self.cuda().core().break_context(self.retained.handle, code);
+    }
+
+    fn stream_with_flags(&self, flags: u32) -> SimStream {
+        let core = self.cuda().core();
+        let mut state = core.state.lock();
+        let context = state.live_context(self.retained.handle);
+        let handle = context.map(|context| core.create_stream(&mut state, context, flags));
+        drop(state);
+        match handle {
+            Ok(handle) => SimStream { context: self.clone(), handle },
+            Err(code) => panic!("a stream in a context that is gone: {code}"),
+        }
+    }
+
+    fn cuda(&self) -> &Cuda {
+        self.retained.sim.cuda()
+    }
+
+    /// Makes a call with this context current, and brings back the one that was.
+    fn with_context<R>(&self, call: impl FnOnce(&Cuda) -> R) -> R {
+        let thread = self.cuda().core().threads.current();
+        push(thread, self.retained.handle);
+        let result = call(self.cuda());
+        pop(thread);
+        result
     }
 }
 
-#[allow(unused_variables)]
-impl SimStream {
-    /// From now on the stream executes nothing.
-    pub fn hold(&self) {
-        todo!()
+impl Drop for Retained {
+    fn drop(&mut self) {
+        // It fails only after a test reset or released the context itself.
+        let _ = self.sim.cuda().core().release_primary(self.device);
     }
+}
+
+impl SimStream {
+    /// From now on the stream executes nothing, until [`release`](Self::release).
+    pub fn hold(&self) {
+        self.set_held(true);
+    }
+
     /// Ends [`hold`](Self::hold).
     pub fn release(&self) {
-        todo!()
+        self.set_held(false);
     }
-    /// `cuStreamSynchronize`.
+
+    /// Waits for the stream (`cuStreamSynchronize`). Blocks while it is held.
+    ///
+    /// # Panics
+    /// When the call fails.
     pub fn synchronize(&self) {
-        todo!()
+        let done = self.with_context(|cuda| cuda.cu_stream_synchronize(self.handle));
+        done.unwrap_or_else(|code| panic!("cuStreamSynchronize failed: {code}"));
     }
+
     /// The `CUstream` as a number.
     pub fn handle(&self) -> usize {
-        todo!()
+        self.handle
     }
-    /// `cuMemcpyHtoDAsync`.
-    ///
-    /// # Safety
-    /// `src` stays valid until the stream has executed the copy.
-    pub unsafe fn copy_to_device(&self, src: &[u8], dst: &SimBuffer) {
-        todo!()
+
+    /// The context that it belongs to.
+    pub fn context(&self) -> &SimContext {
+        &self.context
     }
-    /// `cuMemcpyDtoHAsync`.
-    ///
-    /// # Safety
-    /// `dst` stays valid, and nothing else uses it, until the stream has executed the copy.
-    pub unsafe fn copy_to_host(&self, src: &SimBuffer, dst: *mut [u8]) {
-        todo!()
+
+    pub(super) fn with_context<R>(&self, call: impl FnOnce(&Cuda) -> R) -> R {
+        self.context.with_context(call)
+    }
+
+    fn set_held(&self, is_held: bool) {
+        self.context.with_context(|cuda| cuda.core().set_held(self.handle, is_held));
     }
 }
 
-#[allow(clippy::len_without_is_empty)]
-impl SimBuffer {
-    /// What device memory holds now; does not synchronise.
-    pub fn read(&self) -> Vec<u8> {
-        todo!()
+impl Drop for SimStream {
+    fn drop(&mut self) {
+        if self.handle != 0 {
+            let core = self.context.cuda().core();
+            // It fails only when the context, and the stream with it, is gone already.
+            let _ = core.destroy_stream(&mut core.state.lock(), self.handle);
+            core.work_became_runnable();
+        }
     }
+}
+
+impl SimBuffer {
+    /// What device memory holds now. Does not synchronise, so it shows whether a copy was executed.
+    ///
+    /// # Panics
+    /// When the context was ended meanwhile.
+    pub fn read(&self) -> Vec<u8> {
+        let range = self.context.cuda().core().state.lock().device_range(self.address, self.bytes);
+        match range {
+            Ok(range) => range.read(<[u8]>::to_vec),
+            Err(code) => panic!("device memory is gone: {code}"),
+        }
+    }
+
     /// Size in bytes.
     pub fn len(&self) -> usize {
-        todo!()
+        self.bytes
     }
+
+    /// Whether it has no bytes; it never is.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
     /// The `CUdeviceptr`.
     pub fn address(&self) -> u64 {
-        todo!()
+        self.address
+    }
+}
+
+impl Drop for SimBuffer {
+    fn drop(&mut self) {
+        self.context.cuda().core().state.lock().device_memory.remove(&self.address);
     }
 }
 
 impl AsStreamRef for SimStream {
-    fn with_stream_ref<R>(&self, _look: impl FnOnce(&StreamRef<'_>) -> R) -> R {
-        todo!()
+    fn with_stream_ref<R>(&self, look: impl FnOnce(&StreamRef<'_>) -> R) -> R {
+        look(&StreamRef {
+            driver: identity(self.context.cuda()),
+            context: ContextHandle(self.context.handle()),
+            stream: StreamHandle(self.handle),
+            keep: Keep::Primary(self.context.device()),
+        })
+    }
+}
+
+impl fmt::Debug for SimContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimContext").field("device", &self.device()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for SimStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SimStream({:#x})", self.handle)
+    }
+}
+
+impl fmt::Debug for SimBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimBuffer").field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }

@@ -1,63 +1,47 @@
-//! A simulated device, for tests and benches of staging code on a machine without a GPU.
+//! A simulated CUDA driver with its devices, for tests and benches of staging code without a GPU.
 
+mod builder;
+mod calls;
+mod checks;
+mod codes;
+mod contexts;
 mod core;
 mod cuda;
+mod driver;
+mod driver_lock;
+mod engine;
+mod events;
 mod faults;
 mod handles;
+mod host_memory;
+mod mappings;
+mod memory;
+mod random;
+mod realtime;
+mod registrations;
+mod state;
+mod streams;
+mod threads;
 
 use crate::Driver;
+pub use builder::SimBuilder;
+use calls::Call;
 pub use cuda::Cuda;
 pub use faults::Fault;
 pub use handles::{SimBuffer, SimContext, SimStream};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A simulated CUDA driver with its devices. Cheap to clone; clones share one state.
 #[derive(Clone)]
 pub struct Sim {
-    cuda: Arc<Cuda>,
+    session: Arc<Session>,
 }
 
-/// Settings of a [`Sim`].
-#[derive(Clone, Debug, Default)]
-pub struct SimBuilder {
-    _devices: i32,
-}
-
-#[allow(unused_variables)]
-impl SimBuilder {
-    /// How many devices there are; 0 makes `cuInit` answer 100.
-    pub fn devices(self, devices: i32) -> Self {
-        todo!()
-    }
-    /// Where all randomness comes from.
-    pub fn seed(self, seed: u64) -> Self {
-        todo!()
-    }
-    /// Runs by itself, on a thread of its own.
-    pub fn real_time(self) -> Self {
-        todo!()
-    }
-    /// Real time in which everything is free: work is executed by the call that enqueues it.
-    pub fn zero_cost(self) -> Self {
-        todo!()
-    }
-    /// Whether registering and unregistering stall every other driver call.
-    pub fn driver_lock(self, on: bool) -> Self {
-        todo!()
-    }
-    /// Whether `cuMemHostUnregister` waits for outstanding work.
-    pub fn unregister_waits(self, on: bool) -> Self {
-        todo!()
-    }
-    /// Overrides a device attribute (`CUdevice_attribute`).
-    pub fn attribute(self, attribute: i32, value: i32) -> Self {
-        todo!()
-    }
-    /// Builds the device.
-    pub fn build(self) -> Sim {
-        todo!()
-    }
+/// What the handles in a test's hands share; a pool's driver is not among them.
+struct Session {
+    cuda: Cuda,
 }
 
 impl Default for Sim {
@@ -66,102 +50,190 @@ impl Default for Sim {
     }
 }
 
-#[allow(unused_variables)]
+/// Making one, and looking at it.
 impl Sim {
-    /// One device, stepped.
+    /// One device on the stepped clock.
     pub fn new() -> Self {
         Self::builder().build()
     }
-    /// One device in real time, in which everything is free.
+
+    /// One device in real time, in which everything is free; see [`SimBuilder::zero_cost`].
     pub fn zero_cost() -> Self {
         Self::builder().zero_cost().build()
     }
-    /// Settings.
+
+    /// One device in real time; see [`SimBuilder::real_time`].
+    pub fn real_time() -> Self {
+        Self::builder().real_time().build()
+    }
+
+    /// Settings; as they are, one device on the stepped clock.
     pub fn builder() -> SimBuilder {
         SimBuilder::default()
     }
+
+    pub(crate) fn from_settings(settings: SimBuilder) -> Self {
+        Self { session: Arc::new(Session { cuda: Cuda::new(settings) }) }
+    }
+
+    /// The driver to build a pool with. It is in use once anybody has called `cuInit`.
+    pub fn driver(&self) -> Driver {
+        Driver::from_api(Arc::new(driver::SimDriver { cuda: self.cuda().clone() }))
+    }
+
+    /// Plays the application: calls `cuInit`, retains the primary context of a device and makes it current
+    /// on the calling thread.
+    ///
+    /// # Panics
+    /// When there is no such device, or `cuInit` was made to fail.
+    pub fn context(&self, device: i32) -> SimContext {
+        self.cuda().cu_init(0).unwrap_or_else(|code| panic!("cuInit failed: {code}"));
+        SimContext::retain(self.clone(), device)
+    }
+
     /// The raw entry points.
     pub fn cuda(&self) -> &Cuda {
-        &self.cuda
+        &self.session.cuda
     }
-    /// The driver for a pool.
-    pub fn driver(&self) -> Driver {
-        todo!()
-    }
-    /// Retains the primary context of a device and binds it to the calling thread.
-    pub fn context(&self, device: i32) -> SimContext {
-        todo!()
-    }
-    /// From now on the stream executes nothing.
+}
+
+/// Control of the clock. The handles are those of streams; 0 to 2 mean a default stream of the current context.
+impl Sim {
+    /// From now on the stream executes nothing, on any clock, until [`release`](Self::release).
+    ///
+    /// # Panics
+    /// When there is no such stream.
     pub fn hold(&self, stream: usize) {
-        todo!()
+        self.core().set_held(stream, true);
     }
+
     /// Ends [`hold`](Self::hold).
+    ///
+    /// # Panics
+    /// When there is no such stream.
     pub fn release(&self, stream: usize) {
-        todo!()
+        self.core().set_held(stream, false);
     }
-    /// Enqueues an operation that takes this long (one step on the stepped clock).
+
+    /// Enqueues an operation that takes this long in real time, and one step on the stepped clock.
+    ///
+    /// # Panics
+    /// When there is no such stream.
     pub fn stall(&self, stream: usize, duration: Duration) {
-        todo!()
+        self.core().stall(stream, duration);
     }
-    /// Executes one operation of one stream that is not held; false when nothing could run.
+
+    /// Executes one operation of one stream that can go on; false when nothing can run. The stream is
+    /// picked by the seed. Off the stepped clock: waits for the next operation to be done.
+    ///
+    /// # Panics
+    /// When a check has found a violation.
     pub fn step(&self) -> bool {
-        todo!()
+        self.core().checks.report();
+        self.core().step()
     }
-    /// Steps until nothing can run.
+
+    /// Steps until nothing can run: what is left waits for a held stream.
+    ///
+    /// # Panics
+    /// When a check has found a violation.
     pub fn run_until_idle(&self) {
-        todo!()
+        while self.step() {}
     }
-    /// Operations enqueued and not yet executed.
+
+    /// Operations that were enqueued and are not done.
     pub fn pending_operations(&self) -> usize {
-        todo!()
+        self.core().state.lock().pending_operations
     }
-    /// How often an entry point was called, for example `"cuEventQuery"`.
+}
+
+/// Counters and faults. Entry points are named as in CUDA's headers, with or without `_v2`; any other name panics.
+impl Sim {
+    /// How often an entry point was called, for example `"cuEventQuery"`, by whomever.
     pub fn calls(&self, name: &str) -> u64 {
-        todo!()
+        self.core().threads.calls(Call::named(name))
     }
+
     /// How often any entry point was called.
     pub fn total_calls(&self) -> u64 {
-        todo!()
+        self.core().threads.total_calls()
     }
+
     /// How often the calling thread called an entry point.
     pub fn calls_by_this_thread(&self, name: &str) -> u64 {
-        todo!()
+        self.core().threads.current().calls(Call::named(name))
     }
+
     /// Sets all call counters to zero.
     pub fn reset_calls(&self) {
-        todo!()
+        self.core().threads.reset_calls();
     }
-    /// Makes an entry point fail.
+
+    /// Makes an entry point fail, be slow or hang.
     pub fn fail(&self, name: &str, fault: Fault) {
-        todo!()
+        self.core().faults.arm(Call::named(name), fault);
     }
-    /// Ends all faults and lets hanging calls go on.
+
+    /// Ends all faults; hanging calls go on.
     pub fn clear_faults(&self) {
-        todo!()
+        self.core().faults.clear();
     }
-    /// What the checks found so far.
+
+    /// How many calls hang now because of [`Fault::hang`]; to wait until one does.
+    pub fn hanging_calls(&self) -> usize {
+        self.core().faults.hanging()
+    }
+}
+
+/// Checks.
+impl Sim {
+    /// What the checks have found.
     pub fn violations(&self) -> Vec<String> {
-        todo!()
+        self.core().checks.violations()
     }
-    /// Takes what the checks found, so that it no longer panics.
+
+    /// Takes what the checks have found, so that it panics no more.
     pub fn take_violations(&self) -> Vec<String> {
-        todo!()
+        self.core().checks.take()
     }
-    /// Violations are collected and no longer panic; for tests of the checks.
+
+    /// From now on violations are only collected; for tests which show that a check finds something.
     pub fn expect_violations(&self) {
-        todo!()
+        self.core().checks.expect();
     }
-    /// Panics, listing the violations, if there are any.
+
+    /// Panics, listing the violations, when there are any.
     pub fn assert_clean(&self) {
-        todo!()
+        self.core().checks.assert_clean();
     }
+
     /// Bytes that are registered now (`cuMemHostRegister`).
     pub fn registered_bytes(&self) -> usize {
-        todo!()
+        self.core().state.lock().registered_bytes()
     }
-    /// Address and size of each registration.
+
+    /// Address and size in bytes of each registration, by address.
     pub fn live_registrations(&self) -> Vec<(usize, usize)> {
-        todo!()
+        let state = self.core().state.lock();
+        state.registrations.iter().map(|(address, registration)| (*address, registration.bytes)).collect()
+    }
+
+    fn core(&self) -> &core::Core {
+        self.cuda().core()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.cuda.core().abandon();
+        if !std::thread::panicking() {
+            self.cuda.core().checks.report();
+        }
+    }
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sim").field("instance", &self.core().instance).finish_non_exhaustive()
     }
 }

@@ -5,7 +5,6 @@
 //! The rules are the rows of the semantics tables that the pool relies on; `rules.rs` has one function for
 //! each table. What they are run against is behind the trait in `entry.rs`.
 #![cfg(target_os = "linux")]
-#![allow(unsafe_code)]
 
 mod entry;
 mod library;

@@ -1,5 +1,7 @@
 //! The rules, one function for each table of the semantics that the pool relies on.
 
+#![allow(unsafe_code)] // memory that is written while a copy is in flight
+
 use super::entry::Entry;
 use std::alloc::Layout;
 

@@ -1,5 +1,7 @@
 //! The simulated device, called directly.
 
+#![allow(unsafe_code)] // copies by address
+
 use super::entry::{Answer, Entry};
 use pinpool::sim::{Cuda, Sim};
 

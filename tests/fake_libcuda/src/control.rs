@@ -1,12 +1,22 @@
 //! The controls of the fake library, for Rust tests and examples.
 
 use libloading::Library;
-use std::ffi::CString;
+use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The file's name; its inner name is `libcuda.so`.
 const FILE: &str = "libfake_cuda.so";
+
+/// Calls a function of the library, with the types that `exported` declares for it.
+macro_rules! call {
+    ($self:ident.$name:ident($($argument:expr => $kind:ty),*)$(-> $result:ty)?) => {{
+        type Function = unsafe extern "C" fn($($kind),*) $(-> $result)?;
+        let function = $self.function::<Function>(stringify!($name));
+        // SAFETY: the types are those of the function, and pointers are to values that outlive the call.
+        unsafe { function($($argument),*) }
+    }};
+}
 
 /// The fake libcuda of this process, opened so that a later search for `libcuda.so` finds it.
 ///
@@ -61,92 +71,81 @@ impl Control {
 
     /// From now on the stream executes nothing. Takes a `CUstream` as a number, 0 for the null stream.
     pub fn hold(&self, stream: usize) {
-        self.call("fake_cuda_hold", |f: unsafe extern "C" fn(usize)| unsafe { f(stream) })
+        call!(self.fake_cuda_hold(stream => usize))
     }
 
     /// Ends a hold.
     pub fn release(&self, stream: usize) {
-        self.call("fake_cuda_release", |f: unsafe extern "C" fn(usize)| unsafe { f(stream) })
+        call!(self.fake_cuda_release(stream => usize))
     }
 
     /// Enqueues an operation that takes this long.
     pub fn stall(&self, stream: usize, duration: Duration) {
-        let ns = nanoseconds(duration);
-        self.call("fake_cuda_stall", |f: unsafe extern "C" fn(usize, u64)| unsafe { f(stream, ns) })
+        call!(self.fake_cuda_stall(stream => usize, nanoseconds(duration) => u64))
     }
 
     /// Executes one operation of one stream that is not held; false when nothing could run.
     pub fn step(&self) -> bool {
-        self.call("fake_cuda_step", |f: unsafe extern "C" fn() -> bool| unsafe { f() })
+        call!(self.fake_cuda_step() -> bool)
     }
 
     /// Steps until nothing can run.
     pub fn run_until_idle(&self) {
-        self.call("fake_cuda_run_until_idle", |f: unsafe extern "C" fn()| unsafe { f() })
+        call!(self.fake_cuda_run_until_idle())
     }
 
     /// Operations enqueued and not yet executed.
     pub fn pending_operations(&self) -> usize {
-        self.call("fake_cuda_pending_operations", |f: unsafe extern "C" fn() -> usize| unsafe { f() })
+        call!(self.fake_cuda_pending_operations() -> usize)
     }
 
     /// How often a driver function was called, for example `"cuEventQuery"`.
     pub fn calls(&self, name: &str) -> u64 {
-        let name = c_string(name);
-        self.call("fake_cuda_calls", |f: unsafe extern "C" fn(*const i8) -> u64| unsafe {
-            f(name.as_ptr().cast())
-        })
+        call!(self.fake_cuda_calls(c_string(name).as_ptr() => *const c_char) -> u64)
     }
 
     /// How often any driver function was called.
     pub fn total_calls(&self) -> u64 {
-        self.call("fake_cuda_total_calls", |f: unsafe extern "C" fn() -> u64| unsafe { f() })
+        call!(self.fake_cuda_total_calls() -> u64)
     }
 
     /// Sets the call counters to zero.
     pub fn reset_calls(&self) {
-        self.call("fake_cuda_reset_calls", |f: unsafe extern "C" fn()| unsafe { f() })
+        call!(self.fake_cuda_reset_calls())
     }
 
     /// Makes the `nth` call from now of a function fail with this code; 0 makes every call fail.
     pub fn fail(&self, name: &str, nth: u64, code: u32) {
-        let name = c_string(name);
-        self.call("fake_cuda_fail", |f: unsafe extern "C" fn(*const i8, u64, u32)| unsafe {
-            f(name.as_ptr().cast(), nth, code)
-        })
+        call!(self.fake_cuda_fail(c_string(name).as_ptr() => *const c_char, nth => u64, code => u32))
     }
 
     /// Makes every call of a function take this much longer.
     pub fn slow(&self, name: &str, extra: Duration) {
-        let (name, ns) = (c_string(name), nanoseconds(extra));
-        self.call("fake_cuda_slow", |f: unsafe extern "C" fn(*const i8, u64)| unsafe {
-            f(name.as_ptr().cast(), ns)
-        })
+        call!(self.fake_cuda_slow(c_string(name).as_ptr() => *const c_char, nanoseconds(extra) => u64))
     }
 
     /// Makes every call of a function block until [`clear_faults`](Self::clear_faults).
     pub fn hang(&self, name: &str) {
-        let name = c_string(name);
-        self.call("fake_cuda_hang", |f: unsafe extern "C" fn(*const i8)| unsafe { f(name.as_ptr().cast()) })
+        call!(self.fake_cuda_hang(c_string(name).as_ptr() => *const c_char))
     }
 
     /// Ends all faults.
     pub fn clear_faults(&self) {
-        self.call("fake_cuda_clear_faults", |f: unsafe extern "C" fn()| unsafe { f() })
+        call!(self.fake_cuda_clear_faults())
     }
 
     /// What the device's checks have found.
     pub fn violations(&self) -> Vec<String> {
-        let count = self.call("fake_cuda_violations", |f: unsafe extern "C" fn() -> usize| unsafe { f() });
+        let count = call!(self.fake_cuda_violations() -> usize);
         (0..count).map(|index| self.violation(index)).collect()
     }
 
     fn violation(&self, index: usize) -> String {
-        type Function = unsafe extern "C" fn(usize, *mut u8, usize) -> usize;
         let mut text = vec![0; 4096];
-        let length = self.call("fake_cuda_violation_text", |f: Function| unsafe {
-            f(index, text.as_mut_ptr(), text.len())
-        });
+        let (buffer, capacity) = (text.as_mut_ptr(), text.len());
+        let length = call!(
+            self.fake_cuda_violation_text(index => usize, buffer => *mut u8, capacity => usize) -> usize
+        );
         text.truncate(length);
         String::from_utf8_lossy(&text).into_owned()
     }
@@ -159,7 +158,7 @@ impl Control {
 
     /// Bytes that are registered now.
     pub fn registered_bytes(&self) -> usize {
-        self.call("fake_cuda_registered_bytes", |f: unsafe extern "C" fn() -> usize| unsafe { f() })
+        call!(self.fake_cuda_registered_bytes() -> usize)
     }
 
     /// The device will run by itself at these rates. False once a driver function was called.
@@ -170,22 +169,27 @@ impl Control {
         bytes_per_second: u64,
         register_per_page: Duration,
     ) -> bool {
-        type Function = unsafe extern "C" fn(u64, u64, u64) -> bool;
-        self.call("fake_cuda_set_real_time", |f: Function| unsafe {
-            f(nanoseconds(latency), bytes_per_second, nanoseconds(register_per_page))
-        })
+        let (latency_ns, register_ns) = (nanoseconds(latency), nanoseconds(register_per_page));
+        call!(self.fake_cuda_set_real_time(
+            latency_ns => u64, bytes_per_second => u64, register_ns => u64
+        ) -> bool)
     }
 
     /// The device will move only when it is stepped. False once a driver function was called.
     #[must_use]
     pub fn set_stepped(&self) -> bool {
-        self.call("fake_cuda_set_stepped", |f: unsafe extern "C" fn() -> bool| unsafe { f() })
+        call!(self.fake_cuda_set_stepped() -> bool)
     }
 
     /// How many devices there will be. False once a driver function was called.
     #[must_use]
     pub fn set_devices(&self, count: i32) -> bool {
-        self.call("fake_cuda_set_devices", |f: unsafe extern "C" fn(i32) -> bool| unsafe { f(count) })
+        call!(self.fake_cuda_set_devices(count => i32) -> bool)
+    }
+
+    /// Calls `cuInit(0)`, as another user of CUDA in this process would; gives the result code.
+    pub fn initialize(&self) -> u32 {
+        call!(self.cuInit(0 => u32) -> u32)
     }
 
     /// The address of a driver function of the fake, for a test that calls it by itself.
@@ -198,14 +202,12 @@ impl Control {
         unsafe { self.library.get::<F>(name) }.ok().map(|symbol| *symbol)
     }
 
-    fn call<F: Copy, R>(&self, name: &str, call: impl FnOnce(F) -> R) -> R {
-        // SAFETY: each caller gives the type that `exported` declares for the name.
-        match unsafe { self.symbol::<F>(name) } {
-            Some(function) => call(function),
-            None => {
-                panic!("{} lacks {name}; it and this binary are of different builds", self.path.display())
-            }
-        }
+    fn function<F: Copy>(&self, name: &str) -> F {
+        // SAFETY: `call!` gives the function's type.
+        let function = unsafe { self.symbol::<F>(name) };
+        function.unwrap_or_else(|| {
+            panic!("{} and this binary are of different builds: no {name}", self.path.display())
+        })
     }
 }
 

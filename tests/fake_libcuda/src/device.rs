@@ -55,7 +55,13 @@ pub(crate) fn sim() -> &'static Sim {
         let builder = Sim::builder().devices(settings.devices);
         let sim = match settings.clock {
             Clock::Stepped => builder.build(),
-            Clock::RealTime { .. } => builder.real_time().build(),
+            Clock::RealTime { latency, bytes_per_second, register_per_page } => builder
+                .real_time()
+                .operation_latency(latency)
+                .copy_bytes_per_second(bytes_per_second)
+                .register_cost_per_page(register_per_page)
+                .unregister_cost_per_page(register_per_page / 3)
+                .build(),
         };
         // A panic could only become a 999 here, so the checks collect what they find.
         sim.expect_violations();

@@ -1,0 +1,292 @@
+//! Page-locked host memory: registrations, byte-exact, and allocations of the driver.
+
+use super::calls::Call;
+use super::checks::Access;
+use super::codes::*;
+use super::core::Core;
+use super::cuda::Cuda;
+use super::host_memory::HostAllocation;
+use super::mappings::is_mapped_writable;
+use super::memory::Registration;
+use super::state::{Kind, State};
+use parking_lot::MutexGuard;
+use std::time::Duration;
+
+const PAGE_BYTES: usize = 4096;
+/// CU_MEMHOSTREGISTER_IOMEMORY: for memory of other devices; refused to an unprivileged process.
+const IO_MEMORY: u32 = 4;
+const READ_ONLY: u32 = 8;
+const HOST_REGISTER_SUPPORTED: i32 = 99;
+const READ_ONLY_SUPPORTED: i32 = 113;
+/// A single registration from 512 GiB on overflows a table of the driver.
+const REGISTRATION_BYTES_LIMIT: usize = 1 << 39;
+/// CU_MEMHOSTALLOC_DEVICEMAP, which unified addressing implies.
+const DEVICE_MAP: u32 = 2;
+
+/// What the driver takes host memory for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum HostKind {
+    PageLocked,
+    Pageable,
+}
+
+/// A piece of page-locked memory.
+struct Pinned {
+    address: usize,
+    bytes: usize,
+    is_allocation: bool,
+}
+
+impl State {
+    /// Whether a range is page-locked; 1 when only a part is, or when it crosses from one piece to another.
+    pub(super) fn classify_host(&self, address: usize, bytes: usize) -> Result<HostKind, u32> {
+        let end = address.checked_add(bytes).filter(|_| address != 0).ok_or(INVALID_VALUE)?;
+        match self.pinned_below(end) {
+            Some(pinned) if pinned.address <= address && end <= pinned.end() => Ok(HostKind::PageLocked),
+            Some(pinned) if pinned.end() > address => Err(INVALID_VALUE),
+            _ => Ok(HostKind::Pageable),
+        }
+    }
+
+    /// The piece that starts last before `end`. Pieces are disjoint, so it is the only one to look at.
+    fn pinned_below(&self, end: usize) -> Option<Pinned> {
+        let registered = self.registrations.range(..end).next_back();
+        let registered = registered.map(|(address, registration)| Pinned {
+            address: *address,
+            bytes: registration.bytes,
+            is_allocation: false,
+        });
+        let allocated = self.host_allocations.range(..end).next_back();
+        let allocated = allocated.map(|(address, (_, _, allocation))| Pinned {
+            address: *address,
+            bytes: allocation.bytes(),
+            is_allocation: true,
+        });
+        registered.into_iter().chain(allocated).max_by_key(|pinned| pinned.address)
+    }
+
+    fn pinned_at(&self, address: usize) -> Option<Pinned> {
+        self.pinned_below(address.checked_add(1)?).filter(|pinned| pinned.end() > address)
+    }
+
+    fn overlaps_pinned(&self, address: usize, end: usize) -> bool {
+        self.pinned_below(end).is_some_and(|pinned| pinned.end() > address)
+    }
+
+    pub(super) fn registered_bytes(&self) -> usize {
+        self.registrations.values().map(|registration| registration.bytes).sum()
+    }
+}
+
+impl Pinned {
+    fn end(&self) -> usize {
+        self.address + self.bytes
+    }
+}
+
+impl Core {
+    /// What [`Fault::budget`](super::Fault::budget) counts for an entry point.
+    pub(super) fn bytes_in_use(&self, call: Call) -> usize {
+        let state = self.state.lock();
+        match call {
+            Call::MemHostRegister | Call::MemHostAlloc => {
+                let allocated = state.host_allocations.values().map(|(_, _, allocation)| allocation.bytes());
+                state.registered_bytes() + allocated.sum::<usize>()
+            }
+            _ => state.device_memory.values().map(|memory| memory.bytes).sum(),
+        }
+    }
+
+    fn check_register_support(&self, flags: u32, bytes: usize) -> Result<(), u32> {
+        let has = |attribute| self.config.attribute_value(attribute).unwrap_or(0) != 0;
+        if !has(HOST_REGISTER_SUPPORTED) || (flags & READ_ONLY != 0 && !has(READ_ONLY_SUPPORTED)) {
+            return Err(NOT_SUPPORTED);
+        }
+        if flags & IO_MEMORY != 0 {
+            return Err(NOT_PERMITTED);
+        }
+        if bytes >= REGISTRATION_BYTES_LIMIT { Err(OUT_OF_MEMORY) } else { Ok(()) }
+    }
+
+    /// What registering or unregistering takes, under the driver's lock where it has one.
+    fn spend_on_pages(&self, cost_per_page: Duration, bytes: usize) {
+        let cost = cost_per_page * u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX);
+        match self.config.driver_lock && !cost.is_zero() {
+            true => self.driver_lock.hold_for(cost),
+            false => super::calls::spend(cost),
+        }
+    }
+
+    /// Waits for the outstanding work of a context, where unregistering and freeing do.
+    fn wait_before_unpinning<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        context: super::state::ContextRef,
+    ) -> MutexGuard<'a, State> {
+        if !self.config.unregister_waits {
+            return state;
+        }
+        let outstanding = state.outstanding(context);
+        // An error of the context does not keep memory from being unpinned.
+        let _ = self.wait_for(state, context, &outstanding);
+        self.state.lock()
+    }
+}
+
+/// Page-locked host memory.
+impl Cuda {
+    /// `cuMemHostRegister` in the current context. Byte-exact: 712 for any overlap with page-locked
+    /// memory, whereas two ranges may share a page. 1 for a hole, or for memory that cannot be written.
+    pub fn cu_mem_host_register(&self, address: *mut u8, bytes: usize, flags: u32) -> Result<(), u32> {
+        let core = self.core();
+        let thread = core.enter(Call::MemHostRegister, bytes)?;
+        let start = address as usize;
+        let context = {
+            let state = core.state.lock();
+            let context = core.current_context(&state, thread)?;
+            core.capture_checked(Call::MemHostRegister, thread)?;
+            let end = start.checked_add(bytes).ok_or(INVALID_VALUE)?;
+            let is_on_device = state.device_range(start as u64, 1).is_ok();
+            if start == 0 || bytes == 0 || flags & !0xF != 0 || is_on_device {
+                return Err(INVALID_VALUE);
+            }
+            core.check_register_support(flags, bytes)?;
+            if state.registrations.len() >= core.config.registrations_max {
+                return Err(OUT_OF_MEMORY);
+            }
+            if state.overlaps_pinned(start, end) {
+                return Err(HOST_MEMORY_ALREADY_REGISTERED);
+            }
+            context
+        };
+        let needs_write = flags & READ_ONLY == 0;
+        if core.config.mapping_check && !is_mapped_writable(start, bytes, needs_write) {
+            return Err(INVALID_VALUE);
+        }
+        core.spend_on_pages(core.config.register_cost_per_page, bytes);
+        let mut state = core.state.lock();
+        state.check_context(context)?;
+        // Asked again, since another thread may have registered meanwhile.
+        if state.overlaps_pinned(start, start + bytes) {
+            return Err(HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        state.vanished.retain(|old, old_bytes| *old >= start + bytes || *old + *old_bytes <= start);
+        state.registrations.insert(start, Registration { bytes, context });
+        Ok(())
+    }
+
+    /// `cuMemHostUnregister`; needs no current context. 1 for an interior pointer or one of
+    /// `cuMemHostAlloc`, 713 for an unknown one, 709 when the registration vanished with its context.
+    pub fn cu_mem_host_unregister(&self, address: *mut u8) -> Result<(), u32> {
+        let core = self.core();
+        let thread = core.enter(Call::MemHostUnregister, 0)?;
+        let start = address as usize;
+        if start == 0 {
+            return Err(INVALID_VALUE);
+        }
+        let state = core.state.lock();
+        core.capture_checked(Call::MemHostUnregister, thread)?;
+        let Some(registration) = state.registrations.get(&start) else {
+            return Err(match state.pinned_at(start) {
+                Some(_) => INVALID_VALUE,
+                None if state.vanished.contains_key(&start) => CONTEXT_IS_DESTROYED,
+                None => HOST_MEMORY_NOT_REGISTERED,
+            });
+        };
+        let (bytes, context) = (registration.bytes, registration.context);
+        state.contexts[context.index].sticky_error.map_or(Ok(()), Err)?;
+        core.check_access(&state, Access::Unregister, start, bytes);
+        drop(core.wait_before_unpinning(state, context));
+        core.spend_on_pages(core.config.unregister_cost_per_page, bytes);
+        let removed = core.state.lock().registrations.remove(&start);
+        removed.map(drop).ok_or(HOST_MEMORY_NOT_REGISTERED)
+    }
+
+    /// `cuMemHostAlloc` in the current context: zeroed, page-aligned. Zero bytes succeed.
+    pub fn cu_mem_host_alloc(&self, bytes: usize, flags: u32) -> Result<*mut u8, u32> {
+        let core = self.core();
+        let thread = core.enter(Call::MemHostAlloc, bytes)?;
+        let mut state = core.state.lock();
+        let context = core.current_context(&state, thread)?;
+        core.capture_checked(Call::MemHostAlloc, thread)?;
+        if flags & !7 != 0 {
+            return Err(INVALID_VALUE);
+        }
+        let allocation = HostAllocation::zeroed(bytes).ok_or(OUT_OF_MEMORY)?;
+        let address = allocation.address();
+        state.host_allocations.insert(address as usize, (context, flags | DEVICE_MAP, allocation));
+        Ok(address)
+    }
+
+    /// `cuMemFreeHost`; 1 for anything but a pointer of `cuMemHostAlloc`.
+    pub fn cu_mem_free_host(&self, address: *mut u8) -> Result<(), u32> {
+        let core = self.core();
+        let thread = core.enter(Call::MemFreeHost, 0)?;
+        let start = address as usize;
+        let mut state = core.state.lock();
+        core.capture_checked(Call::MemFreeHost, thread)?;
+        let Some((context, _, allocation)) = state.host_allocations.get(&start) else {
+            return Err(INVALID_VALUE);
+        };
+        let (bytes, context) = (allocation.bytes(), *context);
+        core.check_access(&state, Access::FreeHost, start, bytes);
+        state = core.wait_before_unpinning(state, context);
+        core.cancel_operations_on(&mut state, start, bytes);
+        state.host_allocations.remove(&start).map(drop).ok_or(INVALID_VALUE)
+    }
+
+    /// `cuMemHostGetFlags`; 1 for memory that was registered rather than allocated.
+    pub fn cu_mem_host_get_flags(&self, address: *mut u8) -> Result<u32, u32> {
+        let core = self.core();
+        core.enter(Call::MemHostGetFlags, 0)?;
+        let state = core.state.lock();
+        let pinned = state.pinned_at(address as usize).filter(|pinned| pinned.is_allocation);
+        let base = pinned.ok_or(INVALID_VALUE)?.address;
+        state.host_allocations.get(&base).map(|(_, flags, _)| *flags).ok_or(INVALID_VALUE)
+    }
+
+    /// `cuMemHostGetDevicePointer`: the host address itself, as with unified addressing.
+    pub fn cu_mem_host_get_device_pointer(&self, address: *mut u8, flags: u32) -> Result<u64, u32> {
+        let core = self.core();
+        core.enter(Call::MemHostGetDevicePointer, 0)?;
+        let state = core.state.lock();
+        match state.pinned_at(address as usize) {
+            Some(_) if flags == 0 => Ok(address as u64),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+
+    /// `cuPointerGetAttribute`: 1 context, 2 memory type (1 host, 2 device), 3 device pointer, 4 host
+    /// pointer, 8 managed, 9 device, 11 start, 12 size, 13 mapped. Plain memory answers 1 to all.
+    pub fn cu_pointer_get_attribute(&self, attribute: u32, address: u64) -> Result<u64, u32> {
+        let core = self.core();
+        core.enter(Call::PointerGetAttribute, 0)?;
+        let state = core.state.lock();
+        let (is_host, start, bytes, context) = if let Some(pinned) = state.pinned_at(address as usize) {
+            let context = match state.registrations.get(&pinned.address) {
+                Some(registration) => registration.context,
+                None => state.host_allocations[&pinned.address].0,
+            };
+            (true, pinned.address as u64, pinned.bytes, context)
+        } else {
+            let below = state.device_memory.range(..=address).next_back();
+            let memory = below.map(|(_, memory)| memory).ok_or(INVALID_VALUE)?;
+            if address - memory.address >= memory.bytes as u64 {
+                return Err(INVALID_VALUE);
+            }
+            (false, memory.address, memory.bytes, memory.context)
+        };
+        match attribute {
+            1 => Ok(state.handle(Kind::Context, context.index) as u64),
+            2 => Ok(if is_host { 1 } else { 2 }),
+            3 => Ok(address),
+            4 if is_host => Ok(address),
+            8 => Ok(0),
+            9 => Ok(state.contexts[context.index].device as u64),
+            11 => Ok(start),
+            12 => Ok(bytes as u64),
+            13 => Ok(1),
+            _ => Err(INVALID_VALUE),
+        }
+    }
+}

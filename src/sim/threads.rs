@@ -1,0 +1,126 @@
+//! What the driver keeps per thread: the current context, the capture mode, and our call counts.
+//!
+//! A thread has a number in a thread-local without a destructor, so that a call made while the thread
+//! is exiting still works; what belongs to the number lives in the simulated device. Looking it up takes no
+//! lock, which keeps `cuCtxGetCurrent` as cheap as the real one.
+
+use super::calls::Call;
+use parking_lot::Mutex;
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// The first bucket holds this many threads, each further one twice as many.
+const FIRST_BUCKET: usize = 64;
+const BUCKETS: usize = 32;
+
+type Bucket = Box<[OnceLock<Box<Thread>>]>;
+
+/// Grows without moving what it holds.
+pub(super) struct Threads {
+    buckets: [OnceLock<Bucket>; BUCKETS],
+}
+
+/// One thread as this driver sees it. Only its own thread changes the contexts and the mode.
+pub(super) struct Thread {
+    /// Distinguishes threads; never 0.
+    pub(super) number: usize,
+    /// The handle of the current context, 0 for none.
+    pub(super) current: AtomicUsize,
+    /// What `cuCtxPopCurrent` brings back, newest last.
+    pub(super) below: Mutex<Vec<usize>>,
+    /// `CUstreamCaptureMode`; captures themselves come later.
+    pub(super) capture_mode: AtomicU32,
+    /// Set while the thread runs a host function, where no call is permitted.
+    pub(super) in_host_function: AtomicBool,
+    counts: [AtomicU64; Call::COUNT],
+}
+
+impl Thread {
+    pub(super) fn count(&self, call: Call) {
+        self.counts[call as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn calls(&self, call: Call) -> u64 {
+        self.counts[call as usize].load(Ordering::Relaxed)
+    }
+}
+
+impl Threads {
+    pub(super) fn new() -> Self {
+        Self { buckets: [const { OnceLock::new() }; BUCKETS] }
+    }
+
+    /// The calling thread; allocates at a thread's first call only.
+    pub(super) fn current(&self) -> &Thread {
+        let number = thread_number();
+        let index = number - 1 + FIRST_BUCKET;
+        let bucket_index = (index / FIRST_BUCKET).ilog2() as usize;
+        let bucket_size = FIRST_BUCKET << bucket_index;
+        let bucket = self.buckets[bucket_index]
+            .get_or_init(|| (0..bucket_size).map(|_| OnceLock::new()).collect::<Vec<_>>().into_boxed_slice());
+        bucket[index - bucket_size].get_or_init(|| {
+            Box::new(Thread {
+                number,
+                current: AtomicUsize::new(0),
+                below: Mutex::new(Vec::new()),
+                capture_mode: AtomicU32::new(0),
+                in_host_function: AtomicBool::new(false),
+                counts: [const { AtomicU64::new(0) }; Call::COUNT],
+            })
+        })
+    }
+
+    /// How often all threads together made a call.
+    pub(super) fn calls(&self, call: Call) -> u64 {
+        self.all().map(|thread| thread.calls(call)).sum()
+    }
+
+    pub(super) fn total_calls(&self) -> u64 {
+        self.all().flat_map(|thread| &thread.counts).map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    pub(super) fn reset_calls(&self) {
+        for count in self.all().flat_map(|thread| &thread.counts) {
+            count.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Thread> {
+        let buckets = self.buckets.iter().filter_map(OnceLock::get);
+        buckets.flat_map(|bucket| bucket.iter().filter_map(OnceLock::get)).map(|thread| &**thread)
+    }
+}
+
+fn thread_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(1);
+    thread_local! {
+        static NUMBER: Cell<usize> = const { Cell::new(0) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_keep_their_own_counts_beyond_the_first_bucket() {
+        let threads = Threads::new();
+        std::thread::scope(|scope| {
+            for _ in 0..3 * FIRST_BUCKET {
+                scope.spawn(|| {
+                    threads.current().count(Call::EventQuery);
+                    assert_eq!(threads.current().calls(Call::EventQuery), 1);
+                });
+            }
+        });
+        assert_eq!(threads.calls(Call::EventQuery), 3 * FIRST_BUCKET as u64);
+        assert_eq!(threads.total_calls(), 3 * FIRST_BUCKET as u64);
+    }
+}
