@@ -3,6 +3,7 @@
 //! What a process has loaded stays loaded, so each case is an ignored test that another one runs in a child.
 
 use super::cuda::CudaDriver;
+use super::process::{PROCESS, RETRY_AFTER};
 use super::{CaptureMode, ContextHandle, DriverApi, StreamHandle};
 use fake_cuda::control::Control;
 use std::process::Command;
@@ -11,8 +12,13 @@ use std::time::Instant;
 const CHILD: &str = "PINPOOL_TEST_CHILD";
 
 fn in_child(case: &str, environment: &[(&str, &str)]) {
+    in_child_of_crate(&format!("driver::cuda_tests::{case}"), environment);
+}
+
+/// Runs one ignored test of this crate in a child, which starts with these variables only.
+pub(crate) fn in_child_of_crate(case: &str, environment: &[(&str, &str)]) {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["--exact", &format!("driver::cuda_tests::{case}"), "--ignored", "--nocapture"]);
+    child.args(["--exact", case, "--ignored", "--nocapture"]);
     child.env_clear().env(CHILD, "1").env("FAKE_CUDA_CLOCK", "stepped").envs(environment.iter().copied());
     let output = child.output().unwrap();
     let text =
@@ -20,7 +26,8 @@ fn in_child(case: &str, environment: &[(&str, &str)]) {
     assert!(output.status.success() && text.contains("1 passed"), "{case} in a child:\n{text}");
 }
 
-fn is_child() -> bool {
+/// Whether this is such a child, and not somebody's `cargo test -- --ignored`.
+pub(crate) fn is_child() -> bool {
     std::env::var_os(CHILD).is_some()
 }
 
@@ -155,4 +162,53 @@ fn child_that_looks() {
     assert!(driver.is_in_use(), "seen at once, without a wait");
     assert_eq!(driver.prepare(), Ok(()));
     assert_eq!(fake.calls("cuInit"), 1, "and not initialised again");
+}
+
+#[test]
+fn a_stub_in_the_process_is_not_cuda_in_use() {
+    in_child("child_with_a_stub", &[("FAKE_CUDA_STUB", "1")]);
+}
+
+#[test]
+#[ignore = "run by a_stub_in_the_process_is_not_cuda_in_use"]
+fn child_with_a_stub() {
+    if !is_child() {
+        return;
+    }
+    let _stub = Control::load().unwrap();
+    let driver = CudaDriver;
+    assert!(!driver.is_in_use());
+    assert_eq!(driver.current_context(), None);
+    assert!(
+        driver
+            .prepare()
+            .unwrap_err()
+            .to_string()
+            .contains("already loaded: libcuda.so: is the link-time stub")
+    );
+}
+
+#[test]
+fn a_failure_is_believed_for_a_while_and_then_tried_again() {
+    let missing = std::env::temp_dir().join("pinpool-no-such-folder/libcuda.so.1");
+    in_child("child_that_tries_again", &[("LD_LIBRARY_PATH", missing.to_str().unwrap())]);
+}
+
+#[test]
+#[ignore = "run by a_failure_is_believed_for_a_while_and_then_tried_again"]
+fn child_that_tries_again() {
+    if !is_child() {
+        return;
+    }
+    let driver = CudaDriver;
+    let Err(error) = driver.prepare() else { return println!("this machine has CUDA") };
+    let fake = Control::load().unwrap();
+    assert_eq!(driver.prepare(), Err(error), "the libraries are not looked for at every call");
+    assert_eq!(fake.calls("cuInit"), 0);
+    // As if the time had passed.
+    if let Some((when, _)) = &mut *PROCESS.failure.lock().unwrap() {
+        *when = when.checked_sub(RETRY_AFTER).expect("the clock is older than that");
+    }
+    assert_eq!(driver.prepare(), Ok(()));
+    assert_eq!(fake.calls("cuInit"), 1);
 }

@@ -13,7 +13,7 @@
 
 pub(crate) mod cuda;
 #[cfg(all(test, target_os = "linux"))]
-mod cuda_tests;
+pub(crate) mod cuda_tests;
 pub(crate) mod host;
 mod library;
 mod process;

@@ -18,7 +18,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long a failure to load is believed before the libraries are looked for again.
-const RETRY_AFTER: Duration = Duration::from_secs(10);
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// The state of CUDA in this process.
 pub(super) struct Process {
@@ -30,7 +30,7 @@ pub(super) struct Process {
     loads_at_last_probe: AtomicU64,
     /// The last failure of `prepare`. Only `prepare` takes this lock, which is held while the
     /// library initialises so that two threads do not both do it; no `take` or `drop` wants it.
-    failure: Mutex<Option<(Instant, String)>>,
+    pub(super) failure: Mutex<Option<(Instant, String)>>,
 }
 
 pub(super) static PROCESS: Process = Process {

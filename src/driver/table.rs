@@ -94,7 +94,7 @@ impl Table {
         let mut context = 0;
         // SAFETY: cuCtxGetCurrent writes one pointer, and answers 3 before cuInit.
         let code = unsafe { (self.context_current)(&mut context) };
-        code != NOT_INITIALIZED && code != STUB_LIBRARY
+        code != NOT_INITIALIZED
     }
 
     /// `cuInit(0)`; the error is the result code.

@@ -79,3 +79,22 @@ pub(crate) unsafe fn out_optional<T>(to: *mut T, value: T) {
         unsafe { to.write(value) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_a_result_code() {
+        assert_eq!(answer(|_| panic!("inside a driver function")), UNKNOWN);
+        assert_eq!(answer(|_| Ok(())), 0);
+        assert_eq!(answer(|_| Err(713)), 713);
+    }
+
+    #[test]
+    fn an_out_pointer_that_is_null_is_refused_before_anything_is_made() {
+        // SAFETY: NULL is allowed.
+        let refused = unsafe { out::<usize>(std::ptr::null_mut(), || unreachable!()) };
+        assert_eq!(refused, Err(INVALID_VALUE));
+    }
+}
