@@ -26,7 +26,7 @@ fn layer_table() -> Layers {
 }
 
 #[test]
-fn a_module_imports_only_from_lower_layers() {
+fn a_module_imports_only_from_below_and_from_its_left() {
     let table = layer_table();
     each(&["src"], |file| rules::layers(&table, file));
 }
