@@ -172,9 +172,16 @@ impl Home {
         let deadline = Instant::now().checked_add(timeout);
         // One drain at a time: the epoch that it waits for must get no new returns meanwhile.
         let _turn = self.drain_turn.lock();
-        let epoch = self.epoch.fetch_add(1, Ordering::SeqCst) & 1;
         self.ring_hard();
-        self.progress.wait_until(deadline, || self.counts.queued_in_epoch(epoch) == 0)
+        let settled = |epoch| self.progress.wait_until(deadline, || self.counts.queued_in_epoch(epoch) == 0);
+        // What an earlier drain did not live to see is counted in the other epoch, which new returns
+        // must not be mixed into before it is empty.
+        let current = self.epoch();
+        if !settled(current ^ 1) {
+            return false;
+        }
+        self.epoch.store(current ^ 1, Ordering::SeqCst);
+        settled(current)
     }
 
     /// Orders the cleaner to finish what it can until the deadline, and to end.
