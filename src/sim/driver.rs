@@ -151,3 +151,149 @@ impl DriverApi for SimDriver {
         self.cuda.core().before_host_access(Access::from(access), base, bytes);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::{Fault, Sim};
+
+    struct Rig {
+        sim: Sim,
+        driver: crate::Driver,
+        context: crate::sim::SimContext,
+    }
+
+    impl Rig {
+        fn new(devices: i32) -> Self {
+            let sim = Sim::builder().devices(devices).build();
+            sim.expect_violations();
+            let (context, driver) = (sim.context(0), sim.driver());
+            Self { sim, driver, context }
+        }
+
+        fn api(&self) -> &dyn DriverApi {
+            self.driver.api()
+        }
+
+        /// What the checks found since the last look; each has to mention every word.
+        fn found(&self, words: &[&str]) -> usize {
+            let found = self.sim.take_violations();
+            for violation in &found {
+                assert!(words.iter().all(|word| violation.contains(word)), "{violation}");
+            }
+            found.len()
+        }
+    }
+
+    #[test]
+    fn the_driver_is_in_use_once_anybody_initialises_it() {
+        let sim = Sim::new();
+        let driver = sim.driver();
+        let api = driver.api();
+        assert!(!api.is_in_use());
+        assert_eq!(api.current_context(), None);
+        assert_eq!(sim.total_calls(), 0, "asking makes no call");
+        sim.fail("cuInit", Fault::once(100));
+        assert_eq!(api.prepare(), Err(Error::Driver(CallError::new("cuInit", 100))));
+        api.prepare().expect("init");
+        assert!(api.is_in_use());
+        api.prepare().expect("init");
+        assert_eq!(sim.calls("cuInit"), 2, "done is done");
+        assert_eq!(api.active_primary_devices(), Ok(vec![]));
+        let _context = sim.context(0);
+        assert_eq!(api.active_primary_devices(), Ok(vec![0]));
+        assert_ne!(api.identity(), Sim::new().driver().api().identity());
+        assert_eq!(api.identity(), sim.driver().api().identity());
+    }
+
+    #[test]
+    fn failures_name_the_symbol_and_are_counted_like_any_call() {
+        let rig = Rig::new(1);
+        rig.sim.reset_calls();
+        rig.sim.fail("cuMemHostRegister", Fault::once(2));
+        let page = vec![0; 4096];
+        let base = page.as_ptr() as usize;
+        assert_eq!(rig.api().register(base, 4096), Err(CallError::new("cuMemHostRegister_v2", 2)));
+        rig.api().register(base, 4096).expect("register");
+        assert_eq!(rig.api().is_page_locked(base + 1), Ok(true));
+        rig.api().unregister(base).expect("unregister");
+        assert_eq!(rig.api().is_page_locked(base), Ok(false));
+        assert_eq!(rig.api().unregister(base), Err(CallError::new("cuMemHostUnregister", 713)));
+        assert_eq!([rig.sim.calls("cuMemHostRegister"), rig.sim.calls("cuMemHostUnregister")], [2, 2]);
+        let destroyed = rig.api().destroy_event(EventHandle(1));
+        assert_eq!(destroyed, Err(CallError::new("cuEventDestroy_v2", 400)));
+    }
+
+    #[test]
+    fn device_reads_of_pageable_memory_follow_attributes_88_and_100() {
+        for (attribute, reads) in [(99, false), (88, true), (100, true)] {
+            let sim = Sim::builder().attribute(attribute, 1).build();
+            let _context = sim.context(0);
+            assert_eq!(sim.driver().api().reads_pageable_memory(0), Ok(reads));
+        }
+    }
+
+    #[test]
+    fn an_event_reused_before_completion_is_found() {
+        let rig = Rig::new(1);
+        let stream = rig.context.stream();
+        let handle = StreamHandle(stream.handle());
+        let event = rig.api().create_event().expect("event");
+        rig.api().record_event(event, handle).expect("record");
+        assert_eq!(rig.api().query_event(event), Ok(false));
+        assert_eq!(rig.found(&[]), 0);
+        rig.api().record_event(event, handle).expect("record");
+        assert_eq!(rig.found(&["cuEventRecord", "pending"]), 1);
+        rig.api().destroy_event(event).expect("destroy");
+        assert_eq!(rig.found(&["cuEventDestroy", "pending"]), 1);
+
+        let event = rig.api().create_event().expect("event");
+        rig.api().record_event(event, handle).expect("record");
+        rig.sim.run_until_idle();
+        assert_eq!(rig.api().query_event(event), Ok(true));
+        rig.api().record_event(event, handle).expect("record");
+        rig.sim.run_until_idle();
+        rig.api().destroy_event(event).expect("destroy");
+        assert_eq!(rig.found(&[]), 0, "reused after completion is fine");
+    }
+
+    #[test]
+    fn a_record_on_a_stream_of_another_context_is_found() {
+        let rig = Rig::new(2);
+        let event = rig.api().create_event().expect("event");
+        let foreign = rig.sim.context(1).stream();
+        let recorded = rig.api().record_event(event, StreamHandle(foreign.handle()));
+        assert_eq!(recorded, Err(CallError::new("cuEventRecord", 400)));
+        assert_eq!(rig.found(&["different contexts"]), 1);
+    }
+
+    #[test]
+    fn touching_memory_that_a_copy_uses_is_found() {
+        let rig = Rig::new(1);
+        let (stream, device) = (rig.context.stream(), rig.context.alloc(4096));
+        let mut page = vec![1u8; 4096];
+        let base = page.as_mut_ptr() as usize;
+        rig.api().register(base, 4096).expect("register");
+        for is_upload in [true, false] {
+            stream.copy_for_test(&device, &mut page[1000..2000], is_upload);
+            let touch = |access, from, bytes| rig.api().before_host_access(access, base + from, bytes);
+            touch(HostAccess::Zero, 0, 1000);
+            touch(HostAccess::HandOut, 2000, 96);
+            assert_eq!(rig.found(&[]), 0, "neighbours are nobody's business");
+            touch(HostAccess::Zero, 0, 1001);
+            assert_eq!(rig.found(&["zeroing", "1000 bytes", "a copy to the"]), 1);
+            touch(HostAccess::HandOut, 1999, 2000);
+            assert_eq!(rig.found(&["handing out"]), 1);
+            rig.sim.run_until_idle();
+            touch(HostAccess::Zero, 0, 4096);
+            touch(HostAccess::Unmap, 0, 4096);
+            assert_eq!(rig.found(&[]), 0, "the copy was executed");
+        }
+        stream.copy_for_test(&device, &mut page[..], true);
+        rig.api().before_host_access(HostAccess::Unmap, base, 4096);
+        assert_eq!(rig.found(&["unmapping"]), 1);
+        drop(page);
+        rig.sim.run_until_idle();
+        assert_eq!(rig.sim.pending_operations(), 0, "the copy was cancelled, or this would be a crash");
+    }
+}

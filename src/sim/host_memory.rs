@@ -16,8 +16,8 @@ pub(super) struct HostRange {
 
 impl HostRange {
     /// # Safety
-    /// Until the operation that gets it was executed or discarded, the bytes stay mapped, and writable if
-    /// it writes them; nobody else accesses them in conflict with it.
+    /// Until the operation that gets it was executed or dropped, the bytes stay mapped, and writable if it
+    /// writes them; nobody else accesses them in conflict with it *while* it is executed.
     unsafe fn new(address: usize, bytes: usize) -> Self {
         Self { address, bytes }
     }
@@ -100,7 +100,8 @@ impl Cuda {
     /// of the range is page-locked.
     ///
     /// # Safety
-    /// The host memory is valid for reads, and nobody writes it, until the stream has executed the copy.
+    /// The host memory is valid for reads until the stream has executed the copy, and nobody writes it at
+    /// the same time: on the stepped clock it may change before, in real time it may not.
     pub unsafe fn cu_memcpy_htod_async(
         &self,
         dst: u64,
@@ -117,7 +118,8 @@ impl Cuda {
     /// pageable memory the call returns when the bytes have arrived. 1 when only a part of the range is page-locked.
     ///
     /// # Safety
-    /// The host memory is valid for writes, and nobody else uses it, until the stream has executed the copy.
+    /// The host memory is valid for writes until the stream has executed the copy, and nobody else uses it
+    /// at the same time: on the stepped clock it may be used before, in real time it may not.
     pub unsafe fn cu_memcpy_dtoh_async(
         &self,
         dst: *mut u8,
@@ -153,8 +155,8 @@ impl SimStream {
     /// When the call fails, for example because `dst` is too small.
     ///
     /// # Safety
-    /// `src` stays valid, and nobody writes it, until the stream has executed the copy. (For pageable
-    /// memory that is when the call returns.)
+    /// `src` stays valid until the stream has executed the copy (for pageable memory: until the call
+    /// returns). On the stepped clock it may change before the copy is executed, in real time it may not.
     pub unsafe fn copy_to_device(&self, src: &[u8], dst: &SimBuffer) {
         // SAFETY: the caller promises validity until the stream has executed the copy.
         let done = self.with_context(|cuda| unsafe {
@@ -169,7 +171,8 @@ impl SimStream {
     /// When the call fails, for example because `dst` is larger than `src`.
     ///
     /// # Safety
-    /// `dst` is valid for writes, and nobody else uses it, until the stream has executed the copy.
+    /// `dst` is valid for writes until the stream has executed the copy (for pageable memory: until the call
+    /// returns). On the stepped clock it may be used before the copy is executed, in real time it may not.
     pub unsafe fn copy_to_host(&self, src: &SimBuffer, dst: *mut [u8]) {
         // SAFETY: the caller promises validity until the stream has executed the copy.
         let done = self.with_context(|cuda| unsafe {
@@ -188,3 +191,16 @@ pub(super) fn tighten_timer_slack() {
 
 #[cfg(not(target_os = "linux"))]
 pub(super) fn tighten_timer_slack() {}
+
+#[cfg(test)]
+impl SimStream {
+    /// A copy for the unit tests of the checks, which keep the memory until it was executed or cancelled.
+    pub(super) fn copy_for_test(&self, device: &SimBuffer, host: &mut [u8], is_upload: bool) {
+        match is_upload {
+            // SAFETY: the tests that call this keep the memory as its documentation says.
+            true => unsafe { self.copy_to_device(host, device) },
+            // SAFETY: the tests that call this keep the memory as its documentation says.
+            false => unsafe { self.copy_to_host(device, host) },
+        }
+    }
+}

@@ -1,4 +1,62 @@
 //! A simulated CUDA driver with its devices, for tests and benches of staging code without a GPU.
+//!
+//! It is faithful where staging code goes wrong: a copy from page-locked memory reads the host bytes when the
+//! stream *executes* it, so a buffer that is reused too early puts wrong bytes into device memory, and a test
+//! sees them.
+//!
+//! ```
+//! use pinpool::sim::Sim;
+//!
+//! let sim = Sim::new(); // the stepped clock: nothing happens on the device by itself
+//! let context = sim.context(0);
+//! let (stream, device) = (context.stream(), context.alloc(4096));
+//! let mut staging = vec![1u8; 4096];
+//! sim.cuda().cu_mem_host_register(staging.as_mut_ptr(), 4096, 1).unwrap();
+//!
+//! // SAFETY: `staging` lives until the stream has executed the copy.
+//! unsafe { stream.copy_to_device(&staging, &device) };
+//! staging.fill(2); // the mistake: the copy was only enqueued
+//! sim.run_until_idle();
+//! assert_eq!(device.read(), vec![2u8; 4096], "and so the device got the wrong bytes");
+//!
+//! sim.cuda().cu_mem_host_unregister(staging.as_mut_ptr()).unwrap();
+//! sim.assert_clean();
+//! ```
+//!
+//! # Handles
+//!
+//! [`Sim::context`], [`SimContext::stream`] and [`SimContext::alloc`] play the application. [`Sim::driver`] is what
+//! a pool is built with; it makes the same calls, which [`Sim::calls`] counts and [`Sim::fail`] makes fail.
+//! [`Sim::cuda`] are the entry points themselves.
+//!
+//! # Clocks
+//!
+//! | | who executes what a stream holds | for |
+//! |---|---|---|
+//! | stepped ([`Sim::new`]) | [`Sim::step`], [`Sim::run_until_idle`], or a call that has to wait for it, which then executes what it needs and nothing else | tests: an interleaving is written down, not a matter of luck |
+//! | real time ([`Sim::real_time`]) | a thread, when latency and bandwidth say that the operation is done | examples and soak tests |
+//! | zero cost ([`Sim::zero_cost`]) | the call that enqueues it; the thread does what was held or stalled | benches |
+//!
+//! On all of them a stream on [`hold`](Sim::hold) executes nothing. A call that waits for a held stream (a
+//! synchronise, a synchronous copy, any copy of pageable memory, an unregister) blocks until its release, so
+//! hold and wait on different threads.
+//!
+//! # Checks
+//!
+//! These are noted as violations, printed, and panic at the next [`Sim::step`], [`Sim::run_until_idle`] or
+//! [`Sim::assert_clean`], or when the last handle is dropped. They do not panic where they happen: that may be a
+//! thread of the pool, where a panic would only leave the test hanging.
+//!
+//! * `cuMemHostUnregister` and `cuMemFreeHost` of memory that an unfinished operation uses.
+//! * A pool that zeroes, unmaps or hands out such memory.
+//! * A pool that records an event again, or destroys it, while its record is pending, or records it on a
+//!   stream of another context.
+//!
+//! # What is not simulated
+//!
+//! Kernels, graphs and stream capture (only the thread's capture mode is kept), the driver's behaviour after
+//! a fork and at process exit. `cuMemFree` does not wait. A pageable copy to the device always waits
+//! for its stream, also one of 64 KiB or less, which a real driver may take over at once.
 
 mod builder;
 mod calls;

@@ -5,6 +5,7 @@
 use pinpool::sim::{Sim, SimBuffer, SimContext, SimStream};
 
 pub const BYTES: usize = 8192;
+pub const PAGE: usize = 4096;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub const NO_TIMING: u32 = 2;
 pub const NOT_READY: Result<(), u32> = Err(600);
@@ -75,4 +76,22 @@ pub fn raw_upload_now(sim: &Sim, dst: u64, src: &[u8]) -> Result<(), u32> {
 pub fn raw_download_now(sim: &Sim, dst: &mut [u8], src: u64) -> Result<(), u32> {
     // SAFETY: the slice is valid during the call.
     unsafe { sim.cuda().cu_memcpy_dtoh(dst.as_mut_ptr(), src, dst.len()) }
+}
+
+/// Three pages of fresh memory with the given protection (`PROT_*`) on the middle one; never unmapped.
+pub fn three_pages(middle: Option<i32>) -> *mut u8 {
+    let (read_write, private) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: a new anonymous mapping, wherever the system likes.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), 3 * PAGE, read_write, private, -1, 0) };
+    assert_ne!(base, libc::MAP_FAILED);
+    let base = base.cast::<u8>();
+    let page = base.wrapping_add(PAGE).cast();
+    let changed = match middle {
+        // SAFETY: the page belongs to the mapping above, and nobody uses it.
+        Some(protection) => unsafe { libc::mprotect(page, PAGE, protection) },
+        // SAFETY: the page belongs to the mapping above, and nobody uses it.
+        None => unsafe { libc::munmap(page, PAGE) },
+    };
+    assert_eq!(changed, 0);
+    base
 }
