@@ -63,6 +63,7 @@ pub fn ready_us(
     loop {
         let next = pinpool::take(bytes);
         if !next.is_pinned() {
+            aside.push(next);
             break;
         }
         aside.push(std::mem::replace(&mut arena, next));
@@ -73,13 +74,14 @@ pub fn ready_us(
         lane.stream.memcpy_htod(&arena[..], &mut lane.device).map_err(text)?;
         arena.record_last_use(&lane.stream).map_err(text)?;
         lane.stream.synchronize().map_err(text)?;
+        let address = arena.as_ptr() as usize;
         let (again, waited) = timed(|| {
             drop(arena);
             take_pinned(bytes, &mut aside)
         })?;
         arena = again;
-        if arena.iter().any(|byte| *byte != 0) {
-            return Err("a buffer that was taken again is not all zero".into());
+        if arena.as_ptr() as usize != address || arena.iter().any(|byte| *byte != 0) {
+            return Err("what was taken again is not the buffer that was dropped, all zero".into());
         }
         ready.push(waited.as_nanos() as f64 / 1e3);
     }
