@@ -1,6 +1,7 @@
 //! A background pool of page-locked ("pinned") host buffers for copies to a GPU.
 //!
-//! The modules, bottom up; a file imports only from layers below its own, and a test checks it:
+//! The modules, bottom up; a file imports only from layers below its own and from its left in its own,
+//! and a test checks it:
 //!
 //! 0: code_name error sync
 //! 1: os size_class zero pages config stats
@@ -67,3 +68,8 @@ pub use pool::{ContextWaitHold, PinnedPool, PoolBuilder, ShutdownReport};
 pub use raw_stream::RawStream;
 pub use stats::{ClassStats, Stats};
 pub use stream::AsStream;
+
+/// The README's example, compiled.
+#[cfg(all(doctest, feature = "cudarc"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
