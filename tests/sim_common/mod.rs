@@ -42,6 +42,18 @@ impl Drop for Pinned {
     }
 }
 
+/// Waits until something is so, for ten seconds at most.
+pub fn eventually(is_so: impl Fn() -> bool) -> bool {
+    let start = std::time::Instant::now();
+    while !is_so() {
+        if start.elapsed().as_secs() >= 10 {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
 /// Copies to the device. Every test declares its host memory before the device work can be over.
 pub fn upload(stream: &SimStream, src: &[u8], dst: &SimBuffer) {
     // SAFETY: the tests keep host memory until its copy was executed, or the device dropped the copy.
