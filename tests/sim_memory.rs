@@ -52,7 +52,7 @@ fn bad_arguments_of_a_registration_are_refused() {
 fn registration_is_byte_exact() {
     // §1.2 register: any overlap is 712; unaligned ranges and neighbours on one page are fine.
     let (sim, _context) = device();
-    let memory = vec![0; BYTES];
+    let memory = vec![0; PAGE];
     let register = |from, bytes| sim.cuda().cu_mem_host_register(at(&memory, from), bytes, PORTABLE);
     assert_eq!(register(1003, 500), Ok(()), "unaligned");
     for (from, bytes) in [(1003, 500), (1003, 1), (1502, 10), (900, 104), (1100, 10), (900, 2000)] {
@@ -73,7 +73,7 @@ fn registration_is_byte_exact() {
 fn unregistering_tells_interior_from_unknown_pointers_and_needs_no_context() {
     // §1.2 unregister.
     let (sim, _context) = device();
-    let memory = vec![0; BYTES];
+    let memory = vec![0; PAGE];
     let unregister = |address| sim.cuda().cu_mem_host_unregister(address);
     assert_eq!(unregister(at(&memory, 0)), Err(713), "never registered");
     assert_eq!(unregister(std::ptr::null_mut()), Err(1));
@@ -133,7 +133,7 @@ fn only_mapped_and_writable_memory_can_be_registered() {
 #[test]
 fn limits_of_the_driver_and_of_the_device() {
     // §1.2 register: no support 801; 512 GiB in one call 2; too many registrations 2; IOMEMORY 800.
-    let memory = vec![0; BYTES];
+    let memory = vec![0; PAGE];
     let unable = Sim::builder().attribute(99, 0).build();
     let _unable = unable.context(0);
     assert_eq!(unable.cuda().cu_mem_host_register(at(&memory, 0), BYTES, PORTABLE), Err(801));
@@ -224,7 +224,7 @@ fn the_driver_tells_what_an_address_is() {
     let (plain, device) = (vec![0; 16], context.alloc(16));
     let ask = |attribute, address| sim.cuda().cu_pointer_get_attribute(attribute, address);
     let base = pinned.address() as u64;
-    assert_eq!([ask(2, base), ask(2, base + 100), ask(2, base + BYTES as u64 - 1)], [Ok(1); 3]);
+    assert_eq!([ask(2, base), ask(2, base + 10), ask(2, base + BYTES as u64 - 1)], [Ok(1); 3]);
     assert_eq!(ask(2, device.address()), Ok(2));
     assert_eq!(ask(2, at(&plain, 0) as u64), Err(1));
     assert_eq!([ask(11, base + 5), ask(12, base + 5)], [Ok(base), Ok(BYTES as u64)]);

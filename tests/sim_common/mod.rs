@@ -4,7 +4,8 @@
 
 use pinpool::sim::{Sim, SimBuffer, SimContext, SimStream};
 
-pub const BYTES: usize = 8192;
+/// Small, so that a failed comparison can be read.
+pub const BYTES: usize = 64;
 pub const PAGE: usize = 4096;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub const NO_TIMING: u32 = 2;
