@@ -87,7 +87,7 @@ fn a_pageable_copy_on_a_held_stream_blocks_until_its_release() {
     let (address, cuda_sim, cuda_context) = (dst.address(), sim.clone(), context.clone());
     let (waiter, is_done) = spawn_waiter(move || {
         cuda_context.bind();
-        let pageable = vec![4; BYTES];
+        let pageable = [4; BYTES];
         assert_eq!(raw_upload(&cuda_sim, address, pageable.as_ptr(), BYTES, handle), Ok(()));
     });
     while sim.pending_operations() == 0 {
