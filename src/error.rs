@@ -43,6 +43,17 @@ pub enum Error {
         /// What is wrong, and what is accepted.
         problem: String,
     },
+    /// The bytes of a buffer cannot be seen as elements of this type.
+    Layout {
+        /// Bytes of the buffer.
+        bytes: usize,
+        /// The element type.
+        element: &'static str,
+        /// Bytes of one element.
+        element_bytes: usize,
+        /// What does not fit.
+        problem: String,
+    },
     /// Page-locking was asked for and could not be done.
     NotPinned {
         /// Bytes of the buffer.
@@ -73,6 +84,12 @@ impl fmt::Display for Error {
                  every replay, so no event can say when it is free",
             ),
             Error::Setting { name, problem } => write!(f, "{name}: {problem}"),
+            Error::Layout { bytes, element, element_bytes, problem } => {
+                write!(
+                    f,
+                    "{bytes} bytes cannot be seen as {element} of {element_bytes} bytes each: {problem}"
+                )
+            }
             Error::NotPinned { bytes, reason } => {
                 write!(f, "a buffer of {bytes} bytes could not be page-locked: {reason}")
             }

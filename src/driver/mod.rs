@@ -11,7 +11,13 @@
 //! Handles are plain numbers here. A stream handle is never kept as an identity beyond one record,
 //! because the driver reuses handles.
 
+pub(crate) mod cuda;
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) mod cuda_tests;
 pub(crate) mod host;
+mod library;
+mod process;
+mod table;
 
 use crate::error::{CallError, Error};
 use std::any::Any;
@@ -28,6 +34,29 @@ pub struct Driver {
 }
 
 impl Driver {
+    /// CUDA where this machine has it, else nothing is page-locked. What a pool uses by default.
+    ///
+    /// Opens and initialises nothing here. The library is loaded, and `cuInit` called, when a context
+    /// is known or page-locking is asked for; then one log line says which library was picked, or one
+    /// warning why none. Set `PINPOOL_CUDA_LIBRARY` to the path of a libcuda to use that one only.
+    ///
+    /// CUDA is used on Linux; elsewhere this is [`Driver::host_only`] with another name.
+    pub fn auto() -> Self {
+        Self::from_api(Arc::new(cuda::CudaDriver))
+    }
+
+    /// CUDA, loaded and initialised now (`cuInit`).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoCuda`] where no library can be used; its report lists every candidate, in the order
+    /// tried, with what each answered.
+    pub fn cuda() -> Result<Self, Error> {
+        let driver = Self::auto();
+        driver.api().prepare()?;
+        Ok(driver)
+    }
+
     /// No device: nothing is ever page-locked, and no device work is ever outstanding.
     pub fn host_only() -> Self {
         Self::from_api(Arc::new(host::HostDriver))
@@ -60,6 +89,11 @@ pub(crate) struct DriverIdentity {
     pub(crate) name: &'static str,
     /// Distinguishes simulated devices of one process; 0 for the others.
     pub(crate) instance: u64,
+}
+
+impl DriverIdentity {
+    /// The CUDA driver; there is one in a process.
+    pub(crate) const CUDA: Self = Self { name: "cuda", instance: 0 };
 }
 
 /// A context, `CUcontext` as a number; never 0.
@@ -177,4 +211,33 @@ pub(crate) trait DriverApi: Send + Sync + fmt::Debug {
 
     /// Told before the pool zeroes, unmaps or hands out memory. Only the simulated device looks at it.
     fn before_host_access(&self, _access: HostAccess, _base: usize, _bytes: usize) {}
+}
+
+/// What a failed call says about the device, decided in one place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Severity {
+    /// The context or the driver is gone: 3, 4, 201, 709. Expected at the end of a process.
+    Gone,
+    /// The device is lost for this process; every further call gives the same code.
+    Lost,
+    /// A stream capture stands in the way (900 to 908); the same call may succeed later.
+    Capture,
+    /// Only this call failed.
+    Refused,
+}
+
+impl Severity {
+    pub(crate) fn of(error: &CallError) -> Self {
+        match error.code() {
+            3 | 4 | 201 | 709 => Severity::Gone,
+            214 | 220 | 226 | 700 | 702 | 710 | 714..=721 | 810 | 911 => Severity::Lost,
+            900..=908 => Severity::Capture,
+            _ => Severity::Refused,
+        }
+    }
+
+    /// Whether the device can no longer be reading or writing host memory for us.
+    pub(crate) fn ends_all_work(self) -> bool {
+        matches!(self, Severity::Gone | Severity::Lost)
+    }
 }

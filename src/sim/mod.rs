@@ -82,7 +82,7 @@ mod state;
 mod streams;
 mod threads;
 
-use crate::Driver;
+use crate::driver::Driver;
 pub use builder::SimBuilder;
 use calls::Call;
 pub use cuda::Cuda;

@@ -1,0 +1,218 @@
+//! The rows. Each makes `iterations` operations and gives the time they took; getting ready for them is left out.
+#![allow(unsafe_code)] // copies by the raw entry points: the buffer outlives the copy because it is recorded
+
+use super::{BURST, Guard, Rig, Subject, is_zero, wait_until_ready, warm};
+use std::time::{Duration, Instant};
+
+/// The pause of the rows that make one operation at a time: the caller comes to it cold.
+pub const PAUSE: Duration = Duration::from_micros(200);
+
+/// Takes in bursts of 64, all hits.
+pub fn take_burst<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+    in_bursts(iterations, |count| {
+        wait_until_ready(subject, bytes, BURST);
+        let mut taken = Vec::with_capacity(BURST);
+        let start = Instant::now();
+        (0..count).for_each(|_| taken.push(subject.take(bytes)));
+        let elapsed = start.elapsed();
+        top_up(subject, bytes, &mut taken);
+        elapsed
+    })
+}
+
+/// One take per 200 us, a hit.
+pub fn take_alone<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+    in_bursts(iterations, |count| {
+        wait_until_ready(subject, bytes, BURST);
+        let mut taken = Vec::with_capacity(BURST);
+        let times = (0..count).map(|_| {
+            std::thread::sleep(PAUSE);
+            let start = Instant::now();
+            taken.push(subject.take(bytes));
+            start.elapsed()
+        });
+        let elapsed = times.sum();
+        top_up(subject, bytes, &mut taken);
+        elapsed
+    })
+}
+
+/// Drops in bursts of 64.
+pub fn drop_burst<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+    in_bursts(iterations, |count| {
+        let mut taken = take_all(subject, bytes);
+        let rest = taken.split_off(count);
+        let start = Instant::now();
+        taken.into_iter().for_each(drop);
+        let elapsed = start.elapsed();
+        drop(rest);
+        elapsed
+    })
+}
+
+/// One drop per 200 us.
+pub fn drop_alone<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+    in_bursts(iterations, |count| {
+        let mut taken = take_all(subject, bytes);
+        let rest = taken.split_off(count);
+        let times = taken.into_iter().map(|buffer| {
+            std::thread::sleep(PAUSE);
+            let start = Instant::now();
+            drop(buffer);
+            start.elapsed()
+        });
+        let elapsed = times.sum();
+        drop(rest);
+        elapsed
+    })
+}
+
+/// `record_last_use`, once per buffer; the device's own part is in both.
+pub fn record<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
+    in_bursts(iterations, |count| {
+        let mut taken = take_all(subject, bytes);
+        let start = Instant::now();
+        taken[..count].iter_mut().for_each(|buffer| buffer.record(&rig.stream));
+        start.elapsed()
+    })
+}
+
+/// Take and drop, take and drop, on so many threads at once: `iterations` on each.
+pub fn take_drop_loop<S: Subject>(subject: &S, bytes: usize, threads: usize, iterations: u64) -> Duration {
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| (0..iterations).for_each(|_| drop(subject.take(bytes))));
+        }
+    });
+    start.elapsed()
+}
+
+/// From the drop of a dirty buffer whose copy is done to the take that gives it back, page-locked.
+///
+/// The subject has one buffer of this size and no more; what a take gives that is not page-locked is laid aside.
+pub fn drop_to_pinned_take<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
+    let mut aside = Vec::new();
+    let mut total = Duration::ZERO;
+    for iteration in 0..iterations {
+        wait_until_ready(subject, bytes, 1);
+        let mut buffer = subject.take(bytes);
+        let (address, pattern) = (buffer.bytes().as_ptr(), iteration as u8 | 1);
+        buffer.bytes_mut().fill(pattern);
+        buffer.set_dirty_len(bytes);
+        copy(rig, buffer.bytes());
+        buffer.record(&rig.stream);
+        rig.stream.synchronize();
+
+        let start = Instant::now();
+        drop(buffer);
+        let again = loop {
+            // Looking first keeps the classic pool from a `vec![0; n]` for every look.
+            if S::NAME == "pinpool" || subject.ready(bytes) > 0 {
+                let taken = subject.take(bytes);
+                match taken.is_pinned() {
+                    true => break taken,
+                    false => aside.push(taken),
+                }
+            }
+            std::thread::yield_now();
+        };
+        total += start.elapsed();
+        assert_eq!(again.bytes().as_ptr(), address, "{}: another buffer than the one dropped", S::NAME);
+        assert!(is_zero(again.bytes()), "{}: taken again, not zero", S::NAME);
+        let on_device = rig.device.read();
+        assert!(
+            on_device[..bytes].iter().all(|byte| *byte == pattern),
+            "{}: wrong bytes on the device",
+            S::NAME
+        );
+    }
+    assert!(aside.len() < 64, "{}: {} buffers laid aside", S::NAME, aside.len());
+    total
+}
+
+/// From the drop of a dirty buffer to its place on the shelf, when nobody asks for it.
+pub fn drop_to_shelf<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+    let mut total = Duration::ZERO;
+    for _ in 0..iterations {
+        wait_until_ready(subject, bytes, 1);
+        let mut buffer = subject.take(bytes);
+        buffer.bytes_mut().fill(1);
+        let start = Instant::now();
+        drop(buffer);
+        wait_until_ready(subject, bytes, 1);
+        total += start.elapsed();
+    }
+    total
+}
+
+/// One buffer's event takes `pending` to complete; how long until the 63 that were dropped after it are ready.
+pub fn others_ready<S: Subject>(subject: &S, rig: &Rig, bytes: usize, pending: Duration) -> Duration {
+    let mut taken = take_all(subject, bytes);
+    let slow = rig.context.stream();
+    slow.hold();
+    let mut first = taken.remove(0);
+    copy_on(&slow, rig, first.bytes());
+    first.record(&slow);
+    for buffer in &mut taken {
+        copy(rig, buffer.bytes());
+        buffer.record(&rig.stream);
+    }
+    rig.stream.synchronize();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(pending);
+            slow.release();
+        });
+        drop(first);
+        drop(taken);
+        let start = Instant::now();
+        wait_until_ready(subject, bytes, BURST - 1);
+        start.elapsed()
+    })
+}
+
+/// Splits `iterations` into bursts and adds up what each took.
+fn in_bursts(iterations: u64, mut burst: impl FnMut(usize) -> Duration) -> Duration {
+    let (full, rest) = (iterations / BURST as u64, (iterations % BURST as u64) as usize);
+    let times = (0..full).map(|_| BURST).chain((rest > 0).then_some(rest)).map(&mut burst);
+    times.sum()
+}
+
+fn take_all<S: Subject>(subject: &S, bytes: usize) -> Vec<S::Buffer> {
+    wait_until_ready(subject, bytes, BURST);
+    let taken: Vec<_> = (0..BURST).map(|_| subject.take(bytes)).collect();
+    assert!(taken.iter().all(Guard::is_pinned), "{}: a miss among what was ready", S::NAME);
+    taken
+}
+
+/// Takes the rest of the burst, so that the drop that follows is of 64 and the classic cleaner need not wait.
+fn top_up<S: Subject>(subject: &S, bytes: usize, taken: &mut Vec<S::Buffer>) {
+    taken.extend((taken.len()..BURST).map(|_| subject.take(bytes)));
+    assert!(taken.iter().all(Guard::is_pinned), "{}: a miss among what was ready", S::NAME);
+}
+
+fn copy(rig: &Rig, bytes: &[u8]) {
+    copy_on(&rig.stream, rig, bytes);
+}
+
+fn copy_on(stream: &pinpool::sim::SimStream, rig: &Rig, bytes: &[u8]) {
+    // SAFETY: cuMemcpyHtoDAsync: the buffer goes back to its pool with a record of this stream, and a pool
+    // leaves the bytes alone until the record is complete.
+    unsafe { stream.copy_to_device(bytes, &rig.device) };
+}
+
+/// A subject with 64 ready buffers.
+pub fn warmed<S: Subject>(rig: &Rig, bytes: usize) -> S {
+    let subject = S::new(rig);
+    warm(&subject, bytes, BURST);
+    subject
+}
+
+/// A subject with one ready buffer.
+pub fn with_one<S: Subject>(rig: &Rig, bytes: usize) -> S {
+    let subject = S::new(rig);
+    drop(subject.take(bytes));
+    wait_until_ready(&subject, bytes, 1);
+    subject
+}

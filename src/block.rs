@@ -1,0 +1,398 @@
+//! A block and its states as types; a move consumes the old state.
+//!
+//! ```text
+//! Out -> Returned -> Quiescent -> Ready -> Out        (the round of a healthy block)
+//!                        |          +----> Retiring -> gone       (evicted: unregistered, unmapped)
+//!                        +---------------> Retiring               (not worth keeping)
+//!           any state -> Quarantined                              (leaked and counted)
+//! ```
+//!
+//! The body of a block keeps its pages in `ManuallyDrop`: a block that is lost on the way, by a panic
+//! or a bug, is leaked. Memory is unmapped in one place only, [`Retiring::release`], which first
+//! unregisters it and goes no further when that fails.
+
+use crate::contexts::Context;
+use crate::driver::{ContextHandle, Driver, HostAccess};
+use crate::error::CallError;
+use crate::events::{self, Use};
+use crate::pages::Pages;
+use crate::size_class::SizeClass;
+use crate::sync::Arc;
+use crate::zero;
+use smallvec::SmallVec;
+use std::mem::ManuallyDrop;
+
+/// The recorded uses of a block; two streams fit without an allocation.
+pub(crate) type Uses = SmallVec<[Use; 2]>;
+
+/// What every state of a block has. One allocation for the life of the block, so that a move is a word.
+#[derive(Debug)]
+struct Body {
+    pages: ManuallyDrop<Pages>,
+    class: SizeClass,
+    /// The context that the pages are registered in; `Some` means page-locked.
+    registered_in: Option<Arc<Context>>,
+    /// Bytes from the start that may differ from zero.
+    dirty_bytes: usize,
+    uses: Uses,
+    fate: Fate,
+    /// The context that was current where the guard was dropped without a record.
+    seen_context: Option<ContextHandle>,
+    /// Which drain epoch counts the return.
+    epoch: usize,
+    returned_at: Option<std::time::Instant>,
+}
+
+/// What the records say about when the device is done with a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// The recorded events say it; without any, only a context-wide wait does.
+    Recorded,
+    /// A record failed, so a context-wide wait is needed besides the events.
+    RecordFailed,
+    /// The caller proved that nothing is outstanding.
+    Proven,
+    /// Every context was synchronised after the return, which covers the recorded uses too.
+    ContextsIdle,
+    /// A use was captured into a graph: a replay may read the block again at any time.
+    Captured,
+}
+
+impl Fate {
+    /// Whether it says by itself that nothing is outstanding.
+    pub(crate) fn is_proof(self) -> bool {
+        matches!(self, Fate::Proven | Fate::ContextsIdle)
+    }
+}
+
+/// With the caller.
+#[derive(Debug)]
+pub(crate) struct Out(Box<Body>);
+
+/// Dropped by the caller; device work may be outstanding.
+#[derive(Debug)]
+pub(crate) struct Returned(Box<Body>);
+
+/// No device work touches it; its dirty prefix may differ from zero.
+#[derive(Debug)]
+pub(crate) struct Quiescent(Box<Body>);
+
+/// Quiescent and all zero.
+#[derive(Debug)]
+pub(crate) struct Ready(Box<Body>);
+
+/// On its way to be unregistered and unmapped.
+#[derive(Debug)]
+pub(crate) struct Retiring(Box<Body>);
+
+/// Why a [`Returned`] block may be taken for quiescent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// Every recorded event was seen complete.
+    EventsComplete,
+    /// Every context that may hold work was synchronised after the return.
+    ContextsIdle,
+    /// The caller proved it, or no device can have touched the memory.
+    NothingOutstanding,
+}
+
+macro_rules! common {
+    ($($state:ty),*) => {$(
+        impl $state {
+            #[allow(dead_code)]
+            pub(crate) fn class(&self) -> SizeClass {
+                self.0.class
+            }
+            #[allow(dead_code)]
+            pub(crate) fn is_pinned(&self) -> bool {
+                self.0.registered_in.is_some()
+            }
+            #[allow(dead_code)]
+            pub(crate) fn epoch(&self) -> usize {
+                self.0.epoch
+            }
+        }
+    )*};
+}
+common!(Out, Returned, Quiescent, Ready, Retiring);
+
+impl Out {
+    /// A fresh, pageable, all-zero block.
+    pub(crate) fn fresh(pages: Pages, class: SizeClass) -> Self {
+        debug_assert_eq!(pages.bytes(), class.bytes());
+        Self(Box::new(Body {
+            pages: ManuallyDrop::new(pages),
+            class,
+            registered_in: None,
+            dirty_bytes: 0,
+            uses: Uses::new(),
+            fate: Fate::Recorded,
+            seen_context: None,
+            epoch: 0,
+            returned_at: None,
+        }))
+    }
+
+    pub(crate) fn base(&self) -> usize {
+        self.0.pages.base()
+    }
+
+    pub(crate) fn uses(&self) -> &Uses {
+        &self.0.uses
+    }
+
+    pub(crate) fn take_uses(&mut self) -> Uses {
+        std::mem::take(&mut self.0.uses)
+    }
+
+    pub(crate) fn add_use(&mut self, used: Use) {
+        self.0.uses.push(used);
+    }
+
+    pub(crate) fn fate(&self) -> Fate {
+        self.0.fate
+    }
+
+    /// A capture is for good; a failed record is nothing beside it.
+    pub(crate) fn worsen(&mut self, fate: Fate) {
+        if self.0.fate != Fate::Captured {
+            self.0.fate = fate;
+        }
+    }
+
+    /// The caller proved quiescence of everything up to now.
+    pub(crate) fn prove(&mut self) {
+        self.0.fate = Fate::Proven;
+    }
+
+    /// A use after a proof, or a write, makes the proof worthless.
+    pub(crate) fn unprove(&mut self) {
+        if self.0.fate == Fate::Proven {
+            self.0.fate = Fate::Recorded;
+        }
+    }
+
+    #[inline]
+    pub(crate) fn slice(&self, len: usize) -> &[u8] {
+        self.0.pages.slice(len)
+    }
+
+    #[inline]
+    pub(crate) fn slice_mut(&mut self, len: usize) -> &mut [u8] {
+        self.0.pages.slice_mut(len)
+    }
+
+    /// Hands the block back; below what `take_unzeroed` left, it stays dirty.
+    pub(crate) fn give_back(
+        mut self,
+        dirty_bytes: usize,
+        seen: Option<ContextHandle>,
+        epoch: usize,
+    ) -> Returned {
+        self.0.dirty_bytes = self.0.dirty_bytes.max(dirty_bytes);
+        self.0.seen_context = seen;
+        self.0.epoch = epoch;
+        Returned(self.0)
+    }
+
+    /// A block that a caller never saw: page-locked ahead, for a shelf.
+    pub(crate) fn never_handed_out(self) -> Quiescent {
+        debug_assert!(self.0.uses.is_empty());
+        Quiescent(self.0)
+    }
+}
+
+impl Returned {
+    pub(crate) fn uses(&self) -> &Uses {
+        &self.0.uses
+    }
+
+    pub(crate) fn fate(&self) -> Fate {
+        self.0.fate
+    }
+
+    pub(crate) fn seen_context(&self) -> Option<ContextHandle> {
+        self.0.seen_context
+    }
+
+    pub(crate) fn dirty_bytes(&self) -> usize {
+        self.0.dirty_bytes
+    }
+
+    /// Every context that may hold work of the block was synchronised after its return.
+    pub(crate) fn contexts_are_idle(&mut self) {
+        self.0.fate = Fate::ContextsIdle;
+    }
+
+    /// What a block that is done may be settled by.
+    pub(crate) fn proof(&self) -> Proof {
+        match self.0.fate {
+            Fate::Proven => Proof::NothingOutstanding,
+            Fate::ContextsIdle => Proof::ContextsIdle,
+            Fate::Recorded | Fate::RecordFailed | Fate::Captured => Proof::EventsComplete,
+        }
+    }
+
+    pub(crate) fn stamp(&mut self, now: std::time::Instant) {
+        self.0.returned_at = Some(now);
+    }
+
+    pub(crate) fn returned_at(&self) -> Option<std::time::Instant> {
+        self.0.returned_at
+    }
+
+    /// The only way to [`Quiescent`]; events that the proof covers go back to their pools.
+    pub(crate) fn settle(mut self, driver: &Driver, proof: Proof) -> Quiescent {
+        for used in std::mem::take(&mut self.0.uses) {
+            match proof {
+                Proof::EventsComplete => events::recycle(used),
+                Proof::ContextsIdle | Proof::NothingOutstanding => events::discard(driver, used),
+            }
+        }
+        self.0.fate = Fate::Recorded;
+        self.0.seen_context = None;
+        self.0.returned_at = None;
+        Quiescent(self.0)
+    }
+
+    /// Leaks the block with its events; the caller counts it.
+    pub(crate) fn quarantine(self) {
+        std::mem::forget(self.0);
+    }
+}
+
+impl Quiescent {
+    pub(crate) fn dirty_bytes(&self) -> usize {
+        self.0.dirty_bytes
+    }
+
+    /// Page-locks the block in the *current* context, which must be the given one.
+    pub(crate) fn register(&mut self, driver: &Driver, context: Arc<Context>) -> Result<(), CallError> {
+        debug_assert!(!self.is_pinned());
+        // Hidden before it is pinned: the kernel copies pinned pages into every forked child.
+        self.0.pages.hide_from_children();
+        match driver.api().register(self.0.pages.base(), self.0.class.bytes()) {
+            Ok(()) => {
+                self.0.registered_in = Some(context);
+                Ok(())
+            }
+            Err(error) => {
+                self.0.pages.show_to_children();
+                Err(error)
+            }
+        }
+    }
+
+    /// Faults the pages in, outside every driver lock.
+    pub(crate) fn populate(&mut self) {
+        self.0.pages.populate();
+    }
+
+    /// Zeroes at most one step of the dirty prefix, from its end; gives the bytes zeroed.
+    ///
+    /// From the end, so that `dirty_bytes` stays the truth after every step and the warm start of the
+    /// buffer is zeroed last.
+    pub(crate) fn zero_step(&mut self, driver: &Driver, whole_bytes: usize) -> usize {
+        let end = self.0.dirty_bytes;
+        let start = end.saturating_sub(zero::STEP_BYTES);
+        if start < end {
+            let base = self.0.pages.base();
+            driver.api().before_host_access(HostAccess::Zero, base + start, end - start);
+            zero::zero(&mut self.0.pages.slice_mut(end)[start..], whole_bytes);
+            self.0.dirty_bytes = start;
+        }
+        end - start
+    }
+
+    /// Ready for a shelf once nothing is dirty.
+    pub(crate) fn into_ready(self) -> Result<Ready, Self> {
+        if self.0.dirty_bytes == 0 { Ok(Ready(self.0)) } else { Err(self) }
+    }
+
+    /// Straight to a caller, still dirty up to `dirty_bytes`; the memory is told apart by the guard.
+    pub(crate) fn hand_out(self, driver: &Driver) -> Out {
+        driver.api().before_host_access(HostAccess::HandOut, self.0.pages.base(), self.0.class.bytes());
+        Out(self.0)
+    }
+
+    pub(crate) fn retire(self) -> Retiring {
+        Retiring(self.0)
+    }
+}
+
+impl Ready {
+    #[inline]
+    pub(crate) fn hand_out(self, driver: &Driver) -> Out {
+        driver.api().before_host_access(HostAccess::HandOut, self.0.pages.base(), self.0.class.bytes());
+        Out(self.0)
+    }
+
+    pub(crate) fn retire(self) -> Retiring {
+        Retiring(self.0)
+    }
+}
+
+/// What became of a block that was let go.
+#[derive(Debug)]
+pub(crate) enum Released {
+    /// It was pageable and is unmapped.
+    Pageable,
+    /// It is unregistered and unmapped.
+    Unregistered,
+    /// The driver refused to unregister it, so its memory is leaked.
+    Quarantined(CallError),
+}
+
+impl Retiring {
+    /// Unregisters and unmaps. May block in the driver.
+    pub(crate) fn release(self, driver: &Driver) -> Released {
+        let Body { pages, registered_in, class, .. } = *self.0;
+        let base = pages.base();
+        let pinned = registered_in.is_some();
+        if pinned && let Err(error) = driver.api().unregister(base) {
+            // `pages` is dropped here as `ManuallyDrop`: leaked, because a device may still reach it.
+            return Released::Quarantined(error);
+        }
+        driver.api().before_host_access(HostAccess::Unmap, base, class.bytes());
+        drop(ManuallyDrop::into_inner(pages));
+        if pinned { Released::Unregistered } else { Released::Pageable }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fresh(bytes: usize) -> Out {
+        let class = SizeClass::of(bytes).unwrap();
+        Out::fresh(Pages::map(class.bytes()).unwrap(), class)
+    }
+
+    #[test]
+    fn only_the_dirty_prefix_is_zeroed_and_only_then_is_it_ready() {
+        let driver = Driver::host_only();
+        let mut out = fresh(4 << 20);
+        out.slice_mut(4 << 20).fill(9);
+        let returned = out.give_back((1 << 20) + 5, None, 0);
+        let quiescent = returned.settle(&driver, Proof::NothingOutstanding);
+        let mut quiescent = quiescent.into_ready().expect_err("dirty");
+        while quiescent.zero_step(&driver, (1 << 20) + 5) > 0 {}
+        let out = quiescent.into_ready().expect("clean").hand_out(&driver);
+        let bytes = out.slice(4 << 20);
+        assert!(bytes[..(1 << 20) + 5].iter().all(|byte| *byte == 0));
+        assert!(
+            bytes[(1 << 20) + 5..].iter().all(|byte| *byte == 9),
+            "bytes beyond the prefix are not touched"
+        );
+        let retiring = out.give_back(0, None, 0).settle(&driver, Proof::NothingOutstanding).retire();
+        assert!(matches!(retiring.release(&driver), Released::Pageable));
+    }
+
+    #[test]
+    fn what_was_left_dirty_stays_dirty_for_the_next_return() {
+        let mut out = fresh(8192);
+        out.0.dirty_bytes = 5000;
+        let returned = out.give_back(10, None, 0);
+        assert_eq!(returned.dirty_bytes(), 5000);
+    }
+}

@@ -1,0 +1,407 @@
+//! The background thread: wait, register, zero, shelve, evict.
+//!
+//! ```text
+//! loop
+//!   take what the lanes have done, drain the inbox, sort it by how its end can be known
+//!   ask the head event of every stream; pass completed blocks on
+//!   smallest class first: send to be registered, or zero and shelve
+//!   nothing to do: nap in proportion to how long the heads have been pending;
+//!                  nothing pending at all: naps that grow, then sleep without a timer
+//! ```
+//!
+//! It never blocks in the driver: what may block is a lane's (`lanes.rs`).
+
+mod end;
+
+use crate::block::{Fate, Quiescent, Ready, Retiring, Returned};
+use crate::driver::Severity;
+use crate::home::Home;
+use crate::lanes::{
+    ContextVerdict, Lane, Registered, ReleaseJob, context_lane, relax_captures, release_lane,
+};
+use crate::os::tune_background_thread;
+use crate::pending::Stage;
+use crate::queues::{Failure, Queues};
+use crate::shelf::Shelved;
+use crate::size_class::SizeClass;
+use crate::sync::{Arc, thread};
+use std::time::{Duration, Instant};
+
+const NAP_MIN: Duration = Duration::from_micros(5);
+const NAP_MAX: Duration = Duration::from_millis(1);
+
+/// With nothing pending the cleaner goes on looking for this long, so that a drop wakes nobody.
+const AWAKE_WHILE_IDLE: Duration = Duration::from_millis(100);
+
+/// Starts the thread; `None` when the system refuses.
+pub(crate) fn start(home: &Arc<Home>) -> Option<thread::JoinHandle<()>> {
+    let name = home.settings.thread_name.clone();
+    let home = home.clone();
+    thread::Builder::new().name(name).spawn(move || Cleaner::new(home).run()).ok()
+}
+
+struct Cleaner {
+    home: Arc<Home>,
+    queues: Queues,
+    release: Lane<ReleaseJob, Registered>,
+    contexts: Lane<Returned, ContextVerdict>,
+    /// What the lanes hold of the queue, for the books of a shutdown that cannot wait for them.
+    with_lanes: Vec<Held>,
+    relaxed: bool,
+    idle_since: Option<Instant>,
+    idle_nap: Duration,
+}
+
+/// A block that a lane has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Held {
+    lane: LaneKind,
+    class: SizeClass,
+    epoch: usize,
+    pinned: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LaneKind {
+    Release,
+    Contexts,
+}
+
+impl Held {
+    fn of(lane: LaneKind, class: SizeClass, epoch: usize, pinned: bool) -> Self {
+        Self { lane, class, epoch, pinned }
+    }
+}
+
+impl Cleaner {
+    fn new(home: Arc<Home>) -> Self {
+        Self {
+            queues: Queues::default(),
+            release: Lane::new(home.clone(), "release", release_lane),
+            contexts: Lane::new(home.clone(), "contexts", context_lane),
+            with_lanes: Vec::new(),
+            relaxed: false,
+            idle_since: None,
+            idle_nap: NAP_MIN,
+            home,
+        }
+    }
+
+    fn run(mut self) {
+        self.home.bell.attach();
+        tune_background_thread();
+        loop {
+            self.wait_while_held();
+            self.pass();
+            if self.must_end() && self.end() {
+                return;
+            }
+            self.rest();
+        }
+    }
+
+    fn pass(&mut self) {
+        self.relaxed = self.relaxed || relax_captures(&self.home);
+        self.look_around();
+        while let Some(block) = self.home.pending.pop_done() {
+            self.finish_moved(block);
+            self.look_around();
+        }
+        self.home.progress.announce();
+    }
+
+    /// Everything that costs little: results, arrivals, one question per stream.
+    fn look_around(&mut self) {
+        for evicted in self.home.take_let_go() {
+            self.release.push(ReleaseJob::Retire(evicted.retire()));
+        }
+        self.release.feed();
+        self.contexts.feed();
+        while let Some(result) = self.release.pop_result() {
+            self.registered(result);
+        }
+        while let Some(verdict) = self.contexts.pop_result() {
+            self.context_verdict(verdict);
+        }
+        self.ingest();
+        self.poll();
+    }
+
+    fn ingest(&mut self) {
+        if !self.home.inbox.has_arrivals() {
+            return;
+        }
+        self.idle_since = None;
+        let home = self.home.clone();
+        let flagged = home.inbox.take_flags();
+        if flagged.overflow {
+            while let Some(block) = home.inbox.pop_overflow() {
+                self.sort(block);
+            }
+        }
+        for class in flagged {
+            home.pending.begin_move(class);
+            while let Some(block) = home.pending.pop_unsorted(class).or_else(|| home.inbox.pop(class)) {
+                self.sort(block);
+            }
+            home.pending.end_move(class);
+        }
+    }
+
+    /// By what says that the device is done with it.
+    fn sort(&mut self, mut block: Returned) {
+        block.stamp(Instant::now());
+        if let Some(seen) = block.seen_context() {
+            self.home.contexts.learn_current(&self.home.driver, seen);
+        }
+        match block.fate() {
+            Fate::Captured => {
+                self.quarantine(block, "its copy was captured into a graph, which may read it again")
+            }
+            Fate::Proven | Fate::ContextsIdle => self.home.pending.insert(Stage::Done, block),
+            Fate::RecordFailed => self.wait_for_contexts(block),
+            Fate::Recorded if block.uses().is_empty() => {
+                if self.may_be_in_use_without_record(&block) {
+                    self.wait_for_contexts(block);
+                } else {
+                    self.home.pending.insert(Stage::Done, block);
+                }
+            }
+            Fate::Recorded => {
+                let id = self.home.pending.reserve_id();
+                self.queues.add(&block, id);
+                self.home.pending.insert_as(id, Stage::Waiting(block.uses().len()), block);
+            }
+        }
+    }
+
+    /// Whether a device may be reading or writing a block that has no record.
+    ///
+    /// A copy from pageable memory is staged before its call returns, except where the device reads
+    /// pageable memory itself.
+    fn may_be_in_use_without_record(&self, block: &Returned) -> bool {
+        if !self.home.device_in_use() {
+            return false;
+        }
+        block.is_pinned() || {
+            self.home.contexts.learn_active_primaries(&self.home.driver);
+            self.home.contexts.any_reads_pageable(&self.home.driver)
+        }
+    }
+
+    fn wait_for_contexts(&mut self, block: Returned) {
+        self.with_lanes.push(Held::of(LaneKind::Contexts, block.class(), block.epoch(), block.is_pinned()));
+        self.contexts.push(block);
+    }
+
+    fn context_verdict(&mut self, verdict: ContextVerdict) {
+        let mut block = verdict.block;
+        self.lane_gave(Held::of(LaneKind::Contexts, block.class(), block.epoch(), block.is_pinned()));
+        if verdict.idle {
+            block.contexts_are_idle();
+            self.home.pending.insert(Stage::Done, block);
+        } else {
+            self.home.counts.wait_failures.add(1);
+            self.quarantine(block, "the contexts could not be waited for");
+        }
+    }
+
+    fn lane_gave(&mut self, held: Held) {
+        if let Some(index) = self.with_lanes.iter().position(|other| *other == held) {
+            self.with_lanes.swap_remove(index);
+        }
+    }
+
+    fn poll(&mut self) {
+        let home = self.home.clone();
+        let mut failures = Vec::new();
+        self.queues.poll(&home.driver, &home.pending, |failure| failures.push(failure));
+        failures.into_iter().for_each(|failure| self.wait_failed(failure));
+    }
+
+    #[cold]
+    fn wait_failed(&mut self, failure: Failure) {
+        let Failure { class, id, context, error } = failure;
+        if self.home.note_device_error(&error) == Severity::Gone {
+            context.mark_gone();
+            self.home.contexts.forget_gone();
+        }
+        if let Some(block) = self.home.pending.remove(class, id) {
+            self.home.counts.wait_failures.add(1);
+            tracing::debug!(%error, bytes = class.bytes(), "a recorded use could not be waited for");
+            self.quarantine(block, &error.to_string());
+        }
+    }
+
+    fn quarantine(&mut self, block: Returned, reason: &str) {
+        let (class, pinned) = (block.class(), block.is_pinned());
+        let counts = self.home.counts.class(class);
+        counts.quarantined.of(pinned).add(1);
+        counts.settled[block.epoch()].of(pinned).add(1);
+        self.home.note_quarantine(|| format!("{} bytes: {reason}", class.bytes()));
+        block.quarantine();
+    }
+
+    fn finish_moved(&mut self, block: Returned) {
+        let class = block.class();
+        self.finish(block);
+        self.home.pending.end_move(class);
+    }
+
+    /// A block that nothing touches any more: register it, or zero and shelve it, or let it go.
+    fn finish(&mut self, block: Returned) {
+        self.idle_since = None;
+        if let Some(returned_at) = block.returned_at() {
+            self.home.counts.wait_ns.add(returned_at.elapsed().as_nanos() as u64);
+        }
+        if self.home.is_lost() && block.is_pinned() {
+            return self.quarantine(block, "the device is lost");
+        }
+        let proof = block.proof();
+        let block = block.settle(&self.home.driver, proof);
+        let class = block.class();
+        if class.bytes() > self.home.shelf.cap_bytes() {
+            self.let_go(block);
+        } else if block.is_pinned() || !self.can_register() {
+            self.zero_and_shelve(block);
+        } else if self.home.shelf.has_room_for(class, self.bytes_being_registered(class)) {
+            self.with_lanes.push(Held::of(LaneKind::Release, class, block.epoch(), false));
+            self.release.push(ReleaseJob::Register(block));
+        } else {
+            self.let_go(block);
+        }
+    }
+
+    /// Bytes on their way to shelves of this class or a smaller one.
+    fn bytes_being_registered(&self, class: SizeClass) -> usize {
+        let registering =
+            self.with_lanes.iter().filter(|held| held.lane == LaneKind::Release && held.class <= class);
+        registering.map(|held| held.class.bytes()).sum()
+    }
+
+    fn can_register(&self) -> bool {
+        self.home.device_in_use() && !self.home.is_lost() && !self.home.registration_is_paused()
+    }
+
+    fn registered(&mut self, result: Registered) {
+        self.idle_since = None;
+        match result {
+            Registered::Pinned(block) | Registered::Unpinned(block) => {
+                self.lane_gave(Held::of(LaneKind::Release, block.class(), block.epoch(), false));
+                self.zero_and_shelve(block);
+            }
+            Registered::Refused(block) => {
+                self.lane_gave(Held::of(LaneKind::Release, block.class(), block.epoch(), false));
+                self.let_go(block);
+            }
+        }
+    }
+
+    /// Zeroes in steps; between two steps smaller blocks overtake.
+    fn zero_and_shelve(&mut self, mut block: Quiescent) {
+        let whole_bytes = block.dirty_bytes();
+        let mut zeroing = Duration::ZERO;
+        loop {
+            let started = Instant::now();
+            let zeroed = block.zero_step(&self.home.driver, whole_bytes);
+            zeroing += started.elapsed();
+            if zeroed == 0 || block.dirty_bytes() == 0 {
+                break;
+            }
+            self.ingest();
+            self.poll();
+            while let Some(smaller) = self.home.pending.pop_done_below(block.class()) {
+                self.finish_moved(smaller);
+            }
+        }
+        if whole_bytes > 0 {
+            self.home.counts.zeroed_bytes.add(whole_bytes as u64);
+            self.home.counts.zero_ns.add(zeroing.as_nanos() as u64);
+        }
+        match block.into_ready() {
+            Ok(ready) => self.shelve(ready),
+            // A step that zeroed nothing leaves nothing dirty; were it otherwise, the block is let go.
+            Err(block) => self.let_go(block),
+        }
+    }
+
+    fn shelve(&mut self, block: Ready) {
+        let (class, epoch, pinned) = (block.class(), block.epoch(), block.is_pinned());
+        let mut evicted = Vec::new();
+        let shelved = self.home.shelf.push(block, |other| evicted.push(other));
+        for other in evicted {
+            self.home.count_retiring(&other);
+            self.release.push(ReleaseJob::Retire(other.retire()));
+        }
+        match shelved {
+            Shelved::Kept => {
+                self.home.counts.class(class).recycled.add(1);
+                self.home.counts.class(class).settled[epoch].of(pinned).add(1);
+            }
+            Shelved::Refused(block) => self.retire(block.retire()),
+        }
+    }
+
+    fn let_go(&mut self, block: Quiescent) {
+        self.retire(block.retire());
+    }
+
+    /// Off the queue and to the release lane.
+    fn retire(&mut self, block: Retiring) {
+        let counts = self.home.counts.class(block.class());
+        if block.is_pinned() {
+            counts.retiring.add(1);
+        }
+        counts.settled[block.epoch()].of(block.is_pinned()).add(1);
+        self.release.push(ReleaseJob::Retire(block));
+    }
+
+    fn rest(&mut self) {
+        if self.must_look() {
+            return;
+        }
+        let lanes_wait = self.release.has_backlog() || self.contexts.has_backlog();
+        if let Some(age) = self.queues.youngest_head_age() {
+            self.idle_since = None;
+            self.home.bell.nap((age / 8).clamp(NAP_MIN, NAP_MAX));
+        } else if lanes_wait {
+            self.home.bell.nap(NAP_MAX);
+        } else {
+            self.rest_idle();
+        }
+    }
+
+    fn rest_idle(&mut self) {
+        let now = Instant::now();
+        let since = *self.idle_since.get_or_insert_with(|| {
+            self.idle_nap = NAP_MIN;
+            now
+        });
+        if now - since < AWAKE_WHILE_IDLE {
+            self.home.bell.nap(self.idle_nap);
+            self.idle_nap = (self.idle_nap * 2).min(NAP_MAX);
+        } else {
+            self.home.bell.park(|| self.must_look());
+            self.idle_since = None;
+        }
+    }
+
+    fn must_look(&self) -> bool {
+        let home = &self.home;
+        home.inbox.has_arrivals()
+            || self.release.has_results()
+            || self.contexts.has_results()
+            || home.has_orders()
+            || home.stop_deadline().is_some()
+            || home.is_closing()
+    }
+
+    /// For tests: while it is held, the cleaner does nothing at all.
+    fn wait_while_held(&self) {
+        if self.home.cleaner_is_held() {
+            self.home.cleaner_rests(true);
+            self.home.progress.wait_until(None, || !self.home.cleaner_is_held());
+            self.home.cleaner_rests(false);
+        }
+    }
+}

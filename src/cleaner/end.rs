@@ -1,0 +1,115 @@
+//! The end of the cleaner's thread: what a shutdown finishes, lets go, quarantines, or gives up on.
+
+use super::{Cleaner, Held, LaneKind};
+use crate::block::Quiescent;
+use crate::lanes::{Lane, Registered, ReleaseJob, context_lane, release_lane, retire};
+use std::time::{Duration, Instant};
+
+/// How long the end of a shutdown may take beyond its deadline for lanes to leave the driver.
+const LANE_GRACE: Duration = Duration::from_millis(500);
+
+impl Cleaner {
+    /// Whether this is the end: it was ordered or nobody is left, and nothing is left to do or the
+    /// deadline has passed.
+    pub(super) fn must_end(&self) -> bool {
+        let home = &self.home;
+        if home.stop_deadline().is_none() && home.is_closing() {
+            home.order_stop(Instant::now() + home.settings.shutdown_timeout);
+        }
+        let Some(deadline) = home.stop_deadline() else { return false };
+        let settled = home.pending.is_empty() && self.with_lanes.is_empty() && !home.inbox.has_arrivals();
+        settled || Instant::now() >= deadline
+    }
+
+    /// Quarantines what did not finish, lets go of everything pooled, ends the lanes, and stops.
+    ///
+    /// False when something arrived at the last moment and the thread must go on.
+    pub(super) fn end(&mut self) -> bool {
+        let home = self.home.clone();
+        while let Some(block) = home.pending.pop_any() {
+            self.quarantine(block, "its device work did not finish before the shutdown's deadline");
+        }
+        self.queues.clear();
+        let mut evicted = Vec::new();
+        home.shelf.trim_to(0, |block| evicted.push(block));
+        for block in evicted {
+            home.count_retiring(&block);
+            self.release.push(ReleaseJob::Retire(block.retire()));
+        }
+        for block in home.take_let_go() {
+            self.release.push(ReleaseJob::Retire(block.retire()));
+        }
+        self.end_lanes();
+        if home.counts.registered_bytes() == 0 {
+            home.contexts.release_all(&home.driver);
+        }
+        home.stop_is_done();
+        let stopped = home.bell.stop(|| home.inbox.has_arrivals() || home.has_orders());
+        home.progress.announce();
+        stopped
+    }
+
+    fn end_lanes(&mut self) {
+        let deadline =
+            self.home.stop_deadline().unwrap_or_else(Instant::now).max(Instant::now()) + LANE_GRACE;
+        let mut verdicts = Vec::new();
+        let contexts_ended = self.contexts.stop(deadline, |verdict| verdicts.push(verdict));
+        verdicts.into_iter().for_each(|verdict| self.context_verdict(verdict));
+        while let Some(block) = self.home.pending.pop_done() {
+            self.home.pending.end_move(block.class());
+            // A verdict that came at the last moment: its work is done, but nothing is kept any more.
+            let proof = block.proof();
+            let block = block.settle(&self.home.driver, proof);
+            self.let_go(block);
+        }
+        let mut results = Vec::new();
+        let release_ended = self.release.stop(deadline, |result| results.push(result));
+        for result in results {
+            let (Registered::Pinned(block) | Registered::Unpinned(block) | Registered::Refused(block)) =
+                result;
+            self.lane_gave(Held::of(LaneKind::Release, block.class(), block.epoch(), false));
+            self.let_go_without_lane(block, release_ended);
+        }
+        if !contexts_ended || !release_ended {
+            self.give_up_on_lanes();
+        }
+        self.release = Lane::new(self.home.clone(), "release", release_lane);
+        self.contexts = Lane::new(self.home.clone(), "contexts", context_lane);
+    }
+
+    /// After the release lane has ended. Where it hangs in the driver, so would this thread.
+    fn let_go_without_lane(&mut self, block: Quiescent, driver_answers: bool) {
+        let counts = self.home.counts.class(block.class());
+        let pinned = block.is_pinned();
+        counts.settled[block.epoch()].of(pinned).add(1);
+        if driver_answers {
+            if pinned {
+                counts.retiring.add(1);
+            }
+            retire(&self.home, block.retire());
+        } else {
+            counts.quarantined.of(pinned).add(1);
+        }
+    }
+
+    /// A lane hangs in the driver: what it holds is leaked and counted.
+    #[cold]
+    fn give_up_on_lanes(&mut self) {
+        for job in self.release.take_unstarted() {
+            if let ReleaseJob::Retire(block) = job
+                && block.is_pinned()
+            {
+                let counts = self.home.counts.class(block.class());
+                counts.retiring.subtract(1);
+                counts.quarantined.of(true).add(1);
+            }
+        }
+        tracing::warn!("a background thread did not leave the driver in time; what it holds is leaked");
+        for Held { class, epoch, pinned, .. } in std::mem::take(&mut self.with_lanes) {
+            let counts = self.home.counts.class(class);
+            counts.quarantined.of(pinned).add(1);
+            counts.settled[epoch].of(pinned).add(1);
+            self.home.note_quarantine(|| format!("{} bytes: a driver call does not return", class.bytes()));
+        }
+    }
+}

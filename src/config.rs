@@ -1,0 +1,83 @@
+//! The settings of a pool, validated.
+
+use crate::error::Error;
+use std::time::Duration;
+
+/// Idle bytes kept by default: 4 GiB.
+pub(crate) const DEFAULT_MAX_POOLED_BYTES: usize = 4 << 30;
+
+/// What a pool is built with; `PoolBuilder` fills it in.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) max_pooled_bytes: usize,
+    pub(crate) max_registered_bytes: usize,
+    /// The largest dirty prefix that a taker zeroes itself rather than miss.
+    pub(crate) harvest_zero_limit_bytes: usize,
+    /// How long a taker waits at most for a block that is in the cleaner's hands, besides its zeroing.
+    pub(crate) harvest_wait_limit: Duration,
+    /// How long `shutdown` waits for device work before it quarantines what is left.
+    pub(crate) shutdown_timeout: Duration,
+    pub(crate) thread_name: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_pooled_bytes: DEFAULT_MAX_POOLED_BYTES,
+            max_registered_bytes: usize::MAX,
+            harvest_zero_limit_bytes: usize::MAX,
+            harvest_wait_limit: Duration::from_micros(100),
+            shutdown_timeout: Duration::from_secs(10),
+            thread_name: "pinpool-cleaner".into(),
+        }
+    }
+}
+
+impl Settings {
+    /// Refuses what a thread could not be named.
+    pub(crate) fn validate(&self) -> Result<(), Error> {
+        if self.thread_name.is_empty() || self.thread_name.contains('\0') {
+            return Err(Error::Setting {
+                name: "thread_name",
+                problem: format!("{:?} is empty or has a NUL byte in it", self.thread_name),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Reads a number of bytes from the text of an environment variable.
+pub(crate) fn parse_bytes(name: &'static str, text: &str) -> Result<usize, Error> {
+    text.trim().parse().map_err(|_| Error::Setting {
+        name,
+        problem: format!("{text:?} is not a number of bytes (digits only, at most {})", usize::MAX),
+    })
+}
+
+/// Reads a switch from the text of an environment variable: 1, true, yes, on, or 0, false, no, off.
+pub(crate) fn parse_switch(name: &'static str, text: &str) -> Result<bool, Error> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "1" | "true" | "yes" | "on" => Ok(true),
+        "" | "0" | "false" | "no" | "off" => Ok(false),
+        _ => Err(Error::Setting { name, problem: format!("{text:?} is neither 1 nor 0") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_switches_are_read_or_refused_by_name() {
+        assert_eq!(parse_bytes("X", " 4096 ").unwrap(), 4096);
+        assert!(parse_bytes("X", "4 GiB").unwrap_err().to_string().starts_with("X: \"4 GiB\""));
+        assert!(parse_switch("Y", "1").unwrap() && !parse_switch("Y", "off").unwrap());
+        assert!(parse_switch("Y", "maybe").is_err());
+    }
+
+    #[test]
+    fn a_thread_name_that_the_system_cannot_take_is_refused() {
+        let settings = Settings { thread_name: "a\0b".into(), ..Settings::default() };
+        assert!(settings.validate().is_err());
+    }
+}

@@ -1,0 +1,258 @@
+//! The contexts that the pool knows of, and what keeps each alive.
+//!
+//! The pool makes no context of its own. It knows one because a stream was shown to it, because a
+//! thread that dropped a buffer had it current, or because a primary context was found active. On a
+//! primary context it holds a retain of its own for as long as it has an event or a registration in
+//! it; another context is kept by an owner that its binding gives, or by its caller's promise.
+
+use crate::driver::{ContextHandle, Driver, EventHandle, KeepAlive};
+use crate::error::CallError;
+use crate::stream::{Keep, StreamRef};
+use crate::sync::{Arc, AtomicBool, Mutex, OnceLock, Ordering, RwLock};
+use std::collections::VecDeque;
+
+/// A context that the pool has seen, with the pool's idle events in it.
+pub(crate) struct Context {
+    pub(crate) handle: ContextHandle,
+    hold: Hold,
+    /// The driver said that it is destroyed; nothing is asked of it again.
+    gone: AtomicBool,
+    /// Complete events, ready to be recorded; `events.rs` moves them.
+    pub(crate) idle_events: Mutex<VecDeque<EventHandle>>,
+    /// Whether the context's device reads pageable host memory itself; asked once.
+    reads_pageable: OnceLock<bool>,
+}
+
+/// What keeps a context alive for us.
+enum Hold {
+    /// A retain of ours on the primary context of this device.
+    Primary(i32),
+    /// An owner from the binding.
+    Owner { _keep: KeepAlive },
+    /// Nothing of ours: the caller's promise, or a context that was merely current at a drop.
+    Borrowed,
+}
+
+impl Context {
+    fn new(handle: ContextHandle, hold: Hold) -> Arc<Self> {
+        Arc::new(Self {
+            handle,
+            hold,
+            gone: AtomicBool::new(false),
+            idle_events: Mutex::default(),
+            reads_pageable: OnceLock::new(),
+        })
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn mark_gone(&self) {
+        self.gone.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for all work of the context (`cuCtxSynchronize`); blocks.
+    pub(crate) fn synchronize(&self, driver: &Driver) -> Result<(), CallError> {
+        with_current(driver, self.handle, || driver.api().synchronize_context()).and_then(|result| result)
+    }
+
+    fn is_primary(&self) -> bool {
+        matches!(self.hold, Hold::Primary(_))
+    }
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("handle", &self.handle).field("primary", &self.is_primary()).finish()
+    }
+}
+
+/// All contexts of one pool.
+#[derive(Debug, Default)]
+pub(crate) struct Contexts {
+    known: RwLock<Vec<Arc<Context>>>,
+}
+
+impl Contexts {
+    /// The context of a stream; learned with its keeper when it is new.
+    pub(crate) fn of_stream(&self, driver: &Driver, stream: &StreamRef<'_>) -> Arc<Context> {
+        if let Some(context) = self.find(stream.context) {
+            return context;
+        }
+        let hold = match &stream.keep {
+            Keep::Primary(device) => retain_if_same(driver, *device, stream.context),
+            Keep::Owner(owner) => Hold::Owner { _keep: owner() },
+            Keep::Caller => Hold::Borrowed,
+        };
+        self.add(driver, Context::new(stream.context, hold))
+    }
+
+    /// A context that was current at a drop; asks the driver whether it is a primary one.
+    pub(crate) fn learn_current(&self, driver: &Driver, handle: ContextHandle) {
+        if self.find(handle).is_some() {
+            return;
+        }
+        let hold = with_current(driver, handle, || driver.api().current_device())
+            .and_then(|device| device)
+            .map(|device| retain_if_active_and_same(driver, device, handle));
+        match hold {
+            Ok(hold) => drop(self.add(driver, Context::new(handle, hold))),
+            // The context went away between the drop and now, and its device work with it.
+            Err(error) => tracing::debug!(%error, "a context seen at a drop cannot be used"),
+        }
+    }
+
+    /// Every active primary context; creates none.
+    pub(crate) fn learn_active_primaries(&self, driver: &Driver) {
+        if !driver.api().is_in_use() {
+            return;
+        }
+        let devices = driver.api().active_primary_devices().unwrap_or_default();
+        for device in devices {
+            let known = |context: &Arc<Context>| {
+                !context.is_gone() && matches!(context.hold, Hold::Primary(primary) if primary == device)
+            };
+            if self.known.read().iter().any(known) {
+                continue;
+            }
+            if let Ok(handle) = driver.api().retain_primary(device) {
+                // Dropped by `add`, retain and all, if another thread learned it meanwhile.
+                drop(self.add(driver, Context::new(handle, Hold::Primary(device))));
+            }
+        }
+    }
+
+    /// Where to register: a primary context if one is known, since the pool can keep it alive itself.
+    pub(crate) fn for_registration(&self) -> Option<Arc<Context>> {
+        let known = self.known.read();
+        let usable = || known.iter().filter(|context| !context.is_gone());
+        usable().find(|context| context.is_primary()).or_else(|| usable().next()).cloned()
+    }
+
+    /// Whether any known device reads pageable host memory itself, so that a copy from it may still
+    /// read after the call has returned.
+    pub(crate) fn any_reads_pageable(&self, driver: &Driver) -> bool {
+        self.usable().iter().any(|context| {
+            *context.reads_pageable.get_or_init(|| {
+                let answer = with_current(driver, context.handle, || {
+                    let device = driver.api().current_device()?;
+                    driver.api().reads_pageable_memory(device)
+                });
+                // Where the driver cannot say, a wait too many is better than one too few.
+                answer.and_then(|result| result).unwrap_or(true)
+            })
+        })
+    }
+
+    /// Every context that may have device work outstanding.
+    pub(crate) fn usable(&self) -> Vec<Arc<Context>> {
+        self.known.read().iter().filter(|context| !context.is_gone()).cloned().collect()
+    }
+
+    /// Destroys the pooled events and gives up every keeper; for `shutdown`, with nothing registered.
+    pub(crate) fn release_all(&self, driver: &Driver) {
+        let known = std::mem::take(&mut *self.known.write());
+        for context in known {
+            self.release(driver, context);
+        }
+    }
+
+    /// Forgets contexts that the driver said are destroyed, so that a reused handle is learned afresh.
+    pub(crate) fn forget_gone(&self) {
+        let mut gone = Vec::new();
+        self.known.write().retain(|context| {
+            let keep = !context.is_gone();
+            if !keep {
+                gone.push(context.clone());
+            }
+            keep
+        });
+        // Their keepers go without a driver call: the retain went with the context.
+        drop(gone);
+    }
+
+    fn find(&self, handle: ContextHandle) -> Option<Arc<Context>> {
+        self.known.read().iter().find(|context| context.handle == handle && !context.is_gone()).cloned()
+    }
+
+    /// Adds a context unless another thread was faster; gives the one that is known afterwards.
+    fn add(&self, driver: &Driver, context: Arc<Context>) -> Arc<Context> {
+        let earlier = {
+            let mut known = self.known.write();
+            let same = |other: &&Arc<Context>| other.handle == context.handle && !other.is_gone();
+            let earlier = known.iter().find(same).cloned();
+            if earlier.is_none() {
+                known.push(context.clone());
+            }
+            earlier
+        };
+        match earlier {
+            Some(earlier) => {
+                self.release(driver, context);
+                earlier
+            }
+            None => context,
+        }
+    }
+
+    fn release(&self, driver: &Driver, context: Arc<Context>) {
+        if context.is_gone() {
+            return;
+        }
+        let events = std::mem::take(&mut *context.idle_events.lock());
+        let destroyed = with_current(driver, context.handle, || {
+            events.iter().try_for_each(|event| driver.api().destroy_event(*event))
+        });
+        if let Err(error) = destroyed.and_then(|result| result) {
+            tracing::debug!(%error, "events of the pool could not be destroyed");
+        }
+        if let Hold::Primary(device) = context.hold
+            && let Err(error) = driver.api().release_primary(device)
+        {
+            tracing::debug!(%error, device, "a primary context could not be released");
+        }
+    }
+}
+
+/// Runs `action` with the context current on this thread, and restores what was current before.
+pub(crate) fn with_current<R>(
+    driver: &Driver,
+    context: ContextHandle,
+    action: impl FnOnce() -> R,
+) -> Result<R, CallError> {
+    let before = driver.api().current_context();
+    if before == Some(context) {
+        return Ok(action());
+    }
+    driver.api().set_current_context(Some(context))?;
+    let result = action();
+    // The thread's own context was valid a moment ago; if it cannot be restored, it is gone, and the
+    // thread's next call would have found that out too.
+    if let Err(error) = driver.api().set_current_context(before) {
+        tracing::debug!(%error, "a thread's context could not be restored");
+    }
+    Ok(result)
+}
+
+/// Retains the device's primary context if that is the given one.
+fn retain_if_same(driver: &Driver, device: i32, handle: ContextHandle) -> Hold {
+    match driver.api().retain_primary(device) {
+        Ok(primary) if primary == handle => Hold::Primary(device),
+        Ok(_) => {
+            if let Err(error) = driver.api().release_primary(device) {
+                tracing::debug!(%error, device, "a primary context could not be released");
+            }
+            Hold::Borrowed
+        }
+        Err(_) => Hold::Borrowed,
+    }
+}
+
+/// As [`retain_if_same`], but only where the primary context is active, so that none is created.
+fn retain_if_active_and_same(driver: &Driver, device: i32, handle: ContextHandle) -> Hold {
+    match driver.api().active_primary_devices() {
+        Ok(active) if active.contains(&device) => retain_if_same(driver, device, handle),
+        _ => Hold::Borrowed,
+    }
+}

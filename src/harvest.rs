@@ -1,0 +1,162 @@
+//! A taker that would miss looks among the returned blocks of its class first.
+//!
+//! So a returned block is there for the next take at once, whether or not the cleaner has looked yet,
+//! and the cleaner may be lazy. The taker zeroes on its own thread only because a miss costs it more:
+//! faulting in a fresh 64 MiB takes several times as long as zeroing a warm one.
+
+use crate::block::{Fate, Out, Returned};
+use crate::events::with_relaxed_capture;
+use crate::home::Home;
+use crate::pending::Stage;
+use crate::size_class::SizeClass;
+use crate::sync::{Arc, thread};
+use std::time::{Duration, Instant};
+
+/// Event queries that one take may make; a stuck stream must not make takes slow.
+const QUERIES_MAX: usize = 8;
+
+/// Blocks that one take may look at in the inbox.
+const LOOKS_MAX: usize = 16;
+
+/// Slower than any zeroing here; a fresh mapping is slower still.
+const ZEROING_BYTES_PER_US: usize = 2_000;
+
+/// Spins before the taker offers its core to whoever has the block.
+const SPINS: u32 = 64;
+
+/// A block that was returned, wherever it is on its way: waiting, in the cleaner's hands, or just shelved.
+///
+/// A block passes from the inbox through the cleaner to the shelf, and a taker that looks at one place
+/// after the other could miss it at each. So it looks again whenever the cleaner has put one down
+/// meanwhile, and waits for one that is in its hands, for less than a miss would cost.
+pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) -> Option<Out> {
+    let mut deadline = None;
+    let mut spins = 0;
+    loop {
+        let (_, moves) = home.pending.transit(class);
+        if let Some(block) = harvest(home, class, zeroed) {
+            return Some(block);
+        }
+        loop {
+            if let Some(block) = home.shelf.pop(class) {
+                return Some(block.hand_out(&home.driver));
+            }
+            let (in_hand, moves_now) = home.pending.transit(class);
+            if moves_now != moves {
+                break;
+            }
+            if !in_hand {
+                return None;
+            }
+            let bound = home.settings.harvest_wait_limit
+                + Duration::from_micros((class.bytes() / ZEROING_BYTES_PER_US) as u64);
+            if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + bound) {
+                return None;
+            }
+            spins += 1;
+            if spins % SPINS == 0 { thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+            return None;
+        }
+    }
+}
+
+/// A block of the class whose work is done, zeroed unless its bytes do not matter to the caller.
+pub(crate) fn harvest(home: &Arc<Home>, class: SizeClass, zeroed: bool) -> Option<Out> {
+    let mut search = Search { home, zeroed, queries_left: QUERIES_MAX };
+    let block = search.in_pending(class).or_else(|| search.in_inbox(class))?;
+    Some(hand_out(home, block, zeroed))
+}
+
+struct Search<'a> {
+    home: &'a Arc<Home>,
+    zeroed: bool,
+    queries_left: usize,
+}
+
+impl Search<'_> {
+    fn in_pending(&mut self, class: SizeClass) -> Option<Returned> {
+        let mut after = 0;
+        while self.queries_left > 0 {
+            let candidate = self.home.pending.candidate(class, after, |block| self.fits(block))?;
+            after = candidate.id;
+            // Asked outside the lock; the answer counts only if the entry is still there afterwards.
+            if candidate.events.iter().all(|event| self.is_complete(*event))
+                && let Some(block) = self.home.pending.remove(class, candidate.id)
+            {
+                return Some(block);
+            }
+        }
+        None
+    }
+
+    fn in_inbox(&mut self, class: SizeClass) -> Option<Returned> {
+        for _ in 0..LOOKS_MAX {
+            if self.queries_left == 0 {
+                return None;
+            }
+            let block = self.home.inbox.pop(class)?;
+            if self.fits(&block) && self.is_done(&block) {
+                return Some(block);
+            }
+            self.home.pending.insert(Stage::Unsorted, block);
+            self.home.inbox.flag_class(class);
+        }
+        None
+    }
+
+    /// Whether the block could be given to this taker at all, were its work done.
+    ///
+    /// Never an unregistered one where registering is possible, or a tight loop would never get
+    /// pinned memory.
+    fn fits(&self, block: &Returned) -> bool {
+        let dirty_ok = !self.zeroed || block.dirty_bytes() <= self.home.settings.harvest_zero_limit_bytes;
+        let kind_ok = if block.is_pinned() { !self.home.is_lost() } else { !self.home.device_in_use() };
+        dirty_ok && kind_ok && matches!(block.fate(), Fate::Recorded | Fate::Proven | Fate::ContextsIdle)
+    }
+
+    fn is_done(&mut self, block: &Returned) -> bool {
+        match block.fate() {
+            Fate::Proven | Fate::ContextsIdle => true,
+            // Without a record only a context-wide wait could say it, which is the cleaner's.
+            Fate::Recorded if block.uses().is_empty() => !self.home.device_in_use(),
+            Fate::Recorded => {
+                let events = block.uses().iter().map(|used| used.event);
+                events.into_iter().all(|event| self.is_complete(event))
+            }
+            Fate::RecordFailed | Fate::Captured => false,
+        }
+    }
+
+    fn is_complete(&mut self, event: crate::driver::EventHandle) -> bool {
+        if self.queries_left == 0 {
+            return false;
+        }
+        self.queries_left -= 1;
+        // An error is the cleaner's to judge; here it only means "not this one".
+        let driver = &self.home.driver;
+        with_relaxed_capture(driver, || driver.api().query_event(event)) == Ok(true)
+    }
+}
+
+fn hand_out(home: &Arc<Home>, block: Returned, zeroed: bool) -> Out {
+    let counts = home.counts.class(block.class());
+    let pinned = block.is_pinned();
+    counts.settled[block.epoch()].of(pinned).add(1);
+    counts.harvested.of(pinned).add(1);
+    if let Some(returned_at) = block.returned_at() {
+        home.counts.wait_ns.add(returned_at.elapsed().as_nanos() as u64);
+    }
+    let proof = block.proof();
+    let mut block = block.settle(&home.driver, proof);
+    if zeroed && block.dirty_bytes() > 0 {
+        let started = Instant::now();
+        let whole_bytes = block.dirty_bytes();
+        while block.zero_step(&home.driver, whole_bytes) > 0 {}
+        home.counts.zeroed_bytes.add(whole_bytes as u64);
+        home.counts.zero_ns.add(started.elapsed().as_nanos() as u64);
+    }
+    home.progress.announce();
+    block.hand_out(&home.driver)
+}

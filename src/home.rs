@@ -1,0 +1,310 @@
+//! What callers and the background threads of one pool share: the meeting place of the layers above.
+
+use crate::block::{Ready, Returned};
+use crate::config::Settings;
+use crate::contexts::Contexts;
+use crate::driver::{Driver, Severity};
+use crate::error::CallError;
+use crate::inbox::{Bell, Inbox, Ring};
+use crate::os::ForkWord;
+use crate::pending::Pending;
+use crate::shelf::Shelf;
+use crate::stats::{Counts, Stats};
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicUsize, Mutex, Ordering, Progress, thread};
+use std::time::{Duration, Instant};
+
+/// Refusals in a row after which registering pauses, and for how long.
+const FAILURES_BEFORE_PAUSE: u32 = 8;
+const REGISTRATION_PAUSE: Duration = Duration::from_secs(5);
+
+/// How many reasons for a quarantine are remembered for the shutdown report.
+const REASONS_KEPT: usize = 16;
+
+/// Starts the cleaner's thread; `None` when the system refuses.
+pub(crate) type StartCleaner = fn(&Arc<Home>) -> Option<thread::JoinHandle<()>>;
+
+/// The shared state of a pool.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub(crate) driver: Driver,
+    pub(crate) settings: Settings,
+    pub(crate) contexts: Contexts,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) inbox: Inbox<Returned>,
+    pub(crate) bell: Bell,
+    pub(crate) pending: Pending,
+    pub(crate) shelf: Shelf,
+    pub(crate) progress: Progress,
+    pub(crate) fork: ForkWord,
+    /// The device is lost: nothing is pinned any more, nothing pinned is reused.
+    lost: AtomicBool,
+    /// Which of the two drain epochs counts new returns.
+    epoch: AtomicUsize,
+    drain_turn: Mutex<()>,
+    /// Evicted by a caller, to be unregistered by the cleaner's lane.
+    let_go: Mutex<Vec<Ready>>,
+    stop: Mutex<Option<Instant>>,
+    closing: AtomicBool,
+    context_wait_holds: AtomicUsize,
+    cleaner_holds: AtomicUsize,
+    cleaner_rests: AtomicBool,
+    registration_failures_in_a_row: AtomicU32,
+    registration_pause_until: Mutex<Option<Instant>>,
+    reasons: Mutex<Vec<String>>,
+    start_cleaner: StartCleaner,
+    cleaner: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+impl Home {
+    pub(crate) fn new(driver: Driver, settings: Settings, start_cleaner: StartCleaner) -> Arc<Self> {
+        let counts = Arc::new(Counts::default());
+        let shelf = Shelf::new(settings.max_pooled_bytes, counts.clone());
+        Arc::new(Self {
+            driver,
+            settings,
+            contexts: Contexts::default(),
+            counts,
+            inbox: Inbox::default(),
+            bell: Bell::default(),
+            pending: Pending::default(),
+            shelf,
+            progress: Progress::default(),
+            fork: ForkWord::of_this_process(),
+            lost: AtomicBool::new(false),
+            epoch: AtomicUsize::new(0),
+            drain_turn: Mutex::new(()),
+            let_go: Mutex::default(),
+            stop: Mutex::new(None),
+            closing: AtomicBool::new(false),
+            context_wait_holds: AtomicUsize::new(0),
+            cleaner_holds: AtomicUsize::new(0),
+            cleaner_rests: AtomicBool::new(false),
+            registration_failures_in_a_row: AtomicU32::new(0),
+            registration_pause_until: Mutex::new(None),
+            reasons: Mutex::default(),
+            start_cleaner,
+            cleaner: Mutex::new(None),
+        })
+    }
+
+    /// Whether any device can have work outstanding, or anything could be page-locked.
+    pub(crate) fn device_in_use(&self) -> bool {
+        self.driver.api().is_in_use()
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    /// The drain epoch that counts a return made now.
+    #[inline]
+    pub(crate) fn epoch(&self) -> usize {
+        self.epoch.load(Ordering::Relaxed) & 1
+    }
+
+    /// Tells the cleaner that something waits, and starts it on first need.
+    #[inline]
+    pub(crate) fn ring(self: &Arc<Self>) {
+        if self.bell.ring() == Ring::StartThread {
+            self.start();
+        }
+    }
+
+    /// As [`Self::ring`], and ends a nap.
+    pub(crate) fn ring_hard(self: &Arc<Self>) {
+        if self.bell.ring_hard() == Ring::StartThread {
+            self.start();
+        }
+    }
+
+    #[cold]
+    fn start(self: &Arc<Self>) {
+        match (self.start_cleaner)(self) {
+            Some(thread) => *self.cleaner.lock() = Some(thread),
+            // What was returned stays in the inbox, where takers find it; the next drop tries again.
+            None => {
+                self.bell.not_started();
+                tracing::warn!("the cleaner's thread could not be started; returned buffers wait");
+            }
+        }
+    }
+
+    /// Waits for a cleaner that was ordered to stop. False when it is still there at the deadline.
+    pub(crate) fn join(&self, deadline: Instant) -> bool {
+        let obeyed = self.progress.wait_until(Some(deadline), || self.stop_deadline().is_none());
+        if !obeyed || !self.progress.wait_until(Some(deadline), || self.bell.is_stopped()) {
+            return false;
+        }
+        let thread = self.cleaner.lock().take();
+        // A stopped bell is the thread's last act, so this does not wait. One that went on because
+        // something was returned meanwhile is not stopped, and not joined.
+        thread.is_none_or(|thread| thread.join().is_ok())
+    }
+
+    /// Hands evicted blocks to the release lane.
+    pub(crate) fn let_go(self: &Arc<Self>, evicted: Vec<Ready>) {
+        if evicted.is_empty() {
+            return;
+        }
+        for block in &evicted {
+            self.count_retiring(block);
+        }
+        self.let_go.lock().extend(evicted);
+        self.ring_hard();
+    }
+
+    pub(crate) fn count_retiring(&self, block: &Ready) {
+        if block.is_pinned() {
+            self.counts.class(block.class()).retiring.add(1);
+        }
+    }
+
+    pub(crate) fn take_let_go(&self) -> Vec<Ready> {
+        std::mem::take(&mut *self.let_go.lock())
+    }
+
+    pub(crate) fn has_orders(&self) -> bool {
+        !self.let_go.lock().is_empty()
+    }
+
+    /// Waits until everything returned before the call has been dealt with.
+    pub(crate) fn drain(self: &Arc<Self>, timeout: Duration) -> bool {
+        let deadline = Instant::now().checked_add(timeout);
+        // One drain at a time: the epoch that it waits for must get no new returns meanwhile.
+        let _turn = self.drain_turn.lock();
+        self.ring_hard();
+        let settled = |epoch| self.progress.wait_until(deadline, || self.counts.queued_in_epoch(epoch) == 0);
+        // What an earlier drain did not live to see is counted in the other epoch, which new returns
+        // must not be mixed into before it is empty.
+        let current = self.epoch();
+        if !settled(current ^ 1) {
+            return false;
+        }
+        self.epoch.store(current ^ 1, Ordering::SeqCst);
+        settled(current)
+    }
+
+    /// Orders the cleaner to finish what it can until the deadline, and to end.
+    pub(crate) fn order_stop(self: &Arc<Self>, deadline: Instant) {
+        *self.stop.lock() = Some(deadline);
+        self.ring_hard();
+    }
+
+    pub(crate) fn stop_deadline(&self) -> Option<Instant> {
+        *self.stop.lock()
+    }
+
+    pub(crate) fn stop_is_done(&self) {
+        *self.stop.lock() = None;
+        self.progress.announce();
+    }
+
+    /// The last handle is gone: from now on nothing is kept.
+    pub(crate) fn close(self: &Arc<Self>) {
+        self.closing.store(true, Ordering::SeqCst);
+        let mut evicted = Vec::new();
+        self.shelf.set_cap(0, |block| evicted.push(block));
+        self.let_go(evicted);
+        if !self.bell.is_stopped() {
+            self.order_stop(Instant::now() + self.settings.shutdown_timeout);
+        }
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
+    }
+
+    /// A device error was seen; the answer says what it means for the block that was asked about.
+    pub(crate) fn note_device_error(&self, error: &CallError) -> Severity {
+        let severity = Severity::of(error);
+        if severity == Severity::Lost && !self.lost.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "the device is lost; pinned buffers are quarantined from now on");
+        }
+        severity
+    }
+
+    /// Remembers why memory was leaked, for the shutdown report.
+    pub(crate) fn note_quarantine(&self, reason: impl FnOnce() -> String) {
+        let mut reasons = self.reasons.lock();
+        if reasons.len() < REASONS_KEPT {
+            reasons.push(reason());
+        }
+    }
+
+    pub(crate) fn take_reasons(&self) -> Vec<String> {
+        std::mem::take(&mut *self.reasons.lock())
+    }
+
+    /// Whether registering is worth a try now.
+    pub(crate) fn registration_is_paused(&self) -> bool {
+        let mut pause = self.registration_pause_until.lock();
+        match *pause {
+            Some(until) if Instant::now() < until => true,
+            Some(_) => {
+                *pause = None;
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Counts a refusal or a success of registering; a run of refusals pauses it.
+    pub(crate) fn note_registration(&self, outcome: Result<(), &CallError>) {
+        let Err(error) = outcome else {
+            self.registration_failures_in_a_row.store(0, Ordering::Relaxed);
+            return;
+        };
+        let failures = self.registration_failures_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        if failures == 1 {
+            tracing::warn!(%error, "page-locking was refused; the buffer stays pageable and is freed");
+        }
+        if failures >= FAILURES_BEFORE_PAUSE {
+            self.registration_failures_in_a_row.store(0, Ordering::Relaxed);
+            *self.registration_pause_until.lock() = Some(Instant::now() + REGISTRATION_PAUSE);
+            tracing::warn!(%error, pause = ?REGISTRATION_PAUSE, "page-locking was refused again and again; it pauses");
+        }
+    }
+
+    pub(crate) fn hold_context_waits(&self) {
+        self.context_wait_holds.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn release_context_waits(&self) {
+        self.context_wait_holds.fetch_sub(1, Ordering::SeqCst);
+        self.progress.announce();
+    }
+
+    pub(crate) fn context_waits_are_held(&self) -> bool {
+        self.context_wait_holds.load(Ordering::SeqCst) > 0
+    }
+
+    /// When it returns, the cleaner does nothing until `release_cleaner`.
+    #[cfg(feature = "sim")]
+    pub(crate) fn hold_cleaner(self: &Arc<Self>) {
+        self.cleaner_holds.fetch_add(1, Ordering::SeqCst);
+        // A thread that does not exist looks at the hold before anything else when it is started.
+        self.bell.nudge();
+        self.progress
+            .wait_until(None, || self.cleaner_rests.load(Ordering::SeqCst) || self.bell.is_stopped());
+    }
+
+    /// The cleaner says that it obeys the hold, or no longer does.
+    pub(crate) fn cleaner_rests(&self, rests: bool) {
+        self.cleaner_rests.store(rests, Ordering::SeqCst);
+        self.progress.announce();
+    }
+
+    #[cfg(feature = "sim")]
+    pub(crate) fn release_cleaner(&self) {
+        self.cleaner_holds.fetch_sub(1, Ordering::SeqCst);
+        self.progress.announce();
+    }
+
+    pub(crate) fn cleaner_is_held(&self) -> bool {
+        self.cleaner_holds.load(Ordering::SeqCst) > 0
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.counts.snapshot()
+    }
+}

@@ -1,0 +1,4 @@
+//! What makes other crates' types acceptable to the pool.
+
+#[cfg(feature = "cudarc")]
+mod cudarc;

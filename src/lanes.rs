@@ -1,0 +1,383 @@
+//! The two lanes beside the cleaner: whatever may block in the driver happens on one of them.
+//!
+//! * The **release lane** page-locks fresh blocks and lets evicted ones go. One thread, so that both sides of
+//!   the ceiling on page-locked memory are moved in order.
+//! * The **context lane** makes the context-wide wait for blocks without a usable record, once for all
+//!   that wait.
+//!
+//! Neither touches the shelves except to make room; results go back to the cleaner. A lane starts on first
+//! need, and where its thread cannot be started the cleaner does the work itself.
+
+use crate::block::{Quiescent, Released, Retiring, Returned};
+use crate::driver::{CaptureMode, Severity};
+use crate::home::Home;
+use crate::inbox::LaneQueue;
+use crate::os::tune_background_thread;
+use crate::registrar::{self, NotRegistered};
+use crate::sync::{Arc, AtomicBool, Mutex, Ordering, thread};
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Jobs and results that wait without an allocation; the cleaner keeps what does not fit.
+const SLOTS: usize = 1024;
+
+/// What a lane is told.
+enum Job<T> {
+    Do(T),
+    Stop,
+}
+
+/// A background thread with a queue of jobs and a queue of results.
+pub(crate) struct Lane<J: Send + 'static, R: LaneResult> {
+    shared: Arc<LaneShared<J, R>>,
+    /// Jobs that the queue had no slot for.
+    backlog: VecDeque<J>,
+    thread: Option<thread::JoinHandle<()>>,
+    name: String,
+    work: Work<J, R>,
+    home: Arc<Home>,
+}
+
+struct LaneShared<J, R> {
+    jobs: LaneQueue<Job<J>>,
+    results: LaneQueue<R>,
+    /// The cleaner gave up on this lane; what it still holds is lost to it. Guards the giving of a result
+    /// too, so that none is given into a queue that nobody reads any more.
+    abandoned: Mutex<bool>,
+    finished: AtomicBool,
+}
+
+/// A result that may come too late: after the cleaner gave up on the lane and counted it as quarantined.
+pub(crate) trait LaneResult: Send + 'static {
+    /// Leaks the block and keeps the counts true.
+    fn is_lost(self, home: &Home);
+}
+
+/// Does a batch of jobs, given the first; the closure gives further waiting jobs and takes results.
+type Work<J, R> = fn(&Arc<Home>, J, &dyn Fn() -> Option<J>, &dyn Fn(R));
+
+impl<J: Send + 'static, R: LaneResult> Lane<J, R> {
+    pub(crate) fn new(home: Arc<Home>, suffix: &str, work: Work<J, R>) -> Self {
+        let name = format!("{}-{suffix}", home.settings.thread_name);
+        Self {
+            shared: Arc::new(LaneShared {
+                jobs: LaneQueue::new(SLOTS),
+                results: LaneQueue::new(SLOTS),
+                abandoned: Mutex::new(false),
+                finished: AtomicBool::new(false),
+            }),
+            backlog: VecDeque::new(),
+            thread: None,
+            name,
+            work,
+            home,
+        }
+    }
+
+    pub(crate) fn push(&mut self, job: J) {
+        self.backlog.push_back(job);
+        self.feed();
+    }
+
+    /// Moves the backlog into the queue as far as it goes.
+    pub(crate) fn feed(&mut self) {
+        if self.backlog.is_empty() {
+            return;
+        }
+        if self.thread.is_none() {
+            self.start();
+        }
+        if self.thread.is_none() {
+            return self.work_inline();
+        }
+        while let Some(job) = self.backlog.pop_front() {
+            if let Err(Job::Do(job)) = self.shared.jobs.try_push(Job::Do(job)) {
+                self.backlog.push_front(job);
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn pop_result(&self) -> Option<R> {
+        self.shared.results.pop()
+    }
+
+    pub(crate) fn has_results(&self) -> bool {
+        !self.shared.results.is_empty()
+    }
+
+    /// Whether the cleaner must come back to feed it.
+    pub(crate) fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    fn start(&mut self) {
+        let (home, shared, work) = (self.home.clone(), self.shared.clone(), self.work);
+        let body = move || run_lane(&home, &shared, work);
+        match thread::Builder::new().name(self.name.clone()).spawn(body) {
+            Ok(thread) => self.thread = Some(thread),
+            Err(error) => {
+                tracing::warn!(%error, lane = self.name, "a lane could not be started; the cleaner does its work")
+            }
+        }
+    }
+
+    #[cold]
+    fn work_inline(&mut self) {
+        while let Some(job) = self.backlog.pop_front() {
+            let overflow = std::cell::RefCell::new(VecDeque::new());
+            (self.work)(&self.home, job, &|| None, &|result| {
+                if let Err(result) = self.shared.results.try_push(result) {
+                    overflow.borrow_mut().push_back(result);
+                }
+            });
+            // A job that gave more results than there are slots cannot be; one at a time is done here.
+            debug_assert!(overflow.into_inner().is_empty());
+        }
+    }
+
+    /// Ends the lane after the jobs that it has. False when it does not end by the deadline; it is then
+    /// abandoned, and quarantines what it still holds.
+    pub(crate) fn stop(&mut self, deadline: Instant, mut result: impl FnMut(R)) -> bool {
+        if self.thread.is_none() {
+            return true;
+        }
+        let mut told = false;
+        let ended = self.home.progress.wait_until(Some(deadline), || {
+            // Results must flow, or the lane would wait for a free slot for ever.
+            while let Some(job) = self.backlog.pop_front() {
+                if let Err(Job::Do(job)) = self.shared.jobs.try_push(Job::Do(job)) {
+                    self.backlog.push_front(job);
+                    break;
+                }
+            }
+            if self.backlog.is_empty() && !told {
+                told = self.shared.jobs.try_push(Job::Stop).is_ok();
+            }
+            while let Some(value) = self.shared.results.pop() {
+                result(value);
+            }
+            self.shared.finished.load(Ordering::SeqCst)
+        });
+        if ended {
+            while let Some(value) = self.shared.results.pop() {
+                result(value);
+            }
+            if let Some(thread) = self.thread.take() {
+                // It has set `finished` as its last act, so this does not wait.
+                let _ = thread.join();
+            }
+        } else {
+            *self.shared.abandoned.lock() = true;
+            self.thread = None;
+            while let Some(value) = self.shared.results.pop() {
+                result(value);
+            }
+        }
+        ended
+    }
+
+    /// Jobs that never reached the lane; for the end of a shutdown that gave up on it.
+    pub(crate) fn take_unstarted(&mut self) -> Vec<J> {
+        let mut jobs: Vec<J> = self.backlog.drain(..).collect();
+        while let Some(Job::Do(job)) = self.shared.jobs.pop() {
+            jobs.push(job);
+        }
+        jobs
+    }
+}
+
+fn run_lane<J: Send, R: LaneResult>(home: &Arc<Home>, shared: &LaneShared<J, R>, work: Work<J, R>) {
+    tune_background_thread();
+    let mut relaxed = false;
+    let stop = std::cell::Cell::new(false);
+    while !stop.get() {
+        let Some(Job::Do(job)) = shared.jobs.pop_wait() else { break };
+        if !relaxed {
+            relaxed = relax_captures(home);
+        }
+        let more = || match shared.jobs.pop() {
+            Some(Job::Do(job)) => Some(job),
+            Some(Job::Stop) => {
+                stop.set(true);
+                None
+            }
+            None => None,
+        };
+        let give = |result| give_result(home, shared, result);
+        work(home, job, &more, &give);
+        if *shared.abandoned.lock() {
+            break;
+        }
+    }
+    shared.finished.store(true, Ordering::SeqCst);
+    home.progress.announce();
+}
+
+fn give_result<J, R: LaneResult>(home: &Arc<Home>, shared: &LaneShared<J, R>, mut result: R) {
+    loop {
+        let abandoned = shared.abandoned.lock();
+        if *abandoned {
+            return result.is_lost(home);
+        }
+        match shared.results.try_push(result) {
+            Ok(()) => break,
+            Err(refused) => result = refused,
+        }
+        drop(abandoned);
+        // The cleaner takes results at every pass, so a slot is free soon.
+        home.ring_hard();
+        thread::sleep(std::time::Duration::from_micros(50));
+    }
+    home.progress.announce();
+    home.ring();
+}
+
+/// Puts this thread into the relaxed capture mode, so that nothing it asks of the driver can disturb
+/// a capture of the application. Works only once the driver is initialised.
+pub(crate) fn relax_captures(home: &Home) -> bool {
+    home.device_in_use() && home.driver.api().exchange_capture_mode(CaptureMode::Relaxed).is_ok()
+}
+
+/// A job of the release lane.
+pub(crate) enum ReleaseJob {
+    Register(Quiescent),
+    /// Evicted, or not worth keeping.
+    Retire(Retiring),
+}
+
+/// What the release lane gives back.
+pub(crate) enum Registered {
+    /// Page-locked now.
+    Pinned(Quiescent),
+    /// Not possible now, for no fault of the block: pooled as it is.
+    Unpinned(Quiescent),
+    /// Refused: to be freed.
+    Refused(Quiescent),
+}
+
+impl LaneResult for Registered {
+    fn is_lost(self, home: &Home) {
+        if let Registered::Pinned(block) = self {
+            // It was counted as a quarantined pageable block; it became a pinned one since.
+            let counts = home.counts.class(block.class());
+            counts.settled[block.epoch()].of(false).subtract(1);
+            counts.settled[block.epoch()].of(true).add(1);
+            counts.quarantined.of(false).subtract(1);
+            counts.quarantined.of(true).add(1);
+        }
+        // Dropping a block leaks its memory.
+    }
+}
+
+pub(crate) fn release_lane(
+    home: &Arc<Home>,
+    job: ReleaseJob,
+    _: &dyn Fn() -> Option<ReleaseJob>,
+    give: &dyn Fn(Registered),
+) {
+    match job {
+        ReleaseJob::Retire(block) => retire(home, block),
+        ReleaseJob::Register(mut block) => {
+            let class = block.class();
+            let evict = |bytes| {
+                let mut evicted = Vec::new();
+                home.shelf.evict_pinned_of_others(class, bytes, |other| evicted.push(other));
+                for other in evicted {
+                    home.count_retiring(&other);
+                    retire(home, other.retire());
+                }
+            };
+            give(match registrar::register(home, &mut block, evict) {
+                Ok(()) => {
+                    home.counts.class(class).promoted.add(1);
+                    Registered::Pinned(block)
+                }
+                Err(NotRegistered::NoContext | NotRegistered::Paused) => Registered::Unpinned(block),
+                Err(NotRegistered::Ceiling | NotRegistered::Driver(_)) => Registered::Refused(block),
+            });
+        }
+    }
+}
+
+/// Unregisters and frees; counts what the driver did.
+pub(crate) fn retire(home: &Arc<Home>, block: Retiring) {
+    let (class, bytes) = (block.class(), block.class().bytes());
+    let counts = home.counts.class(class);
+    match block.release(&home.driver) {
+        Released::Pageable => {}
+        Released::Unregistered => {
+            home.counts.unregistered(bytes);
+            counts.retiring.subtract(1);
+        }
+        Released::Quarantined(error) => {
+            home.note_device_error(&error);
+            home.counts.unregistration_failures.add(1);
+            counts.quarantined.of(true).add(1);
+            counts.retiring.subtract(1);
+            home.note_quarantine(|| format!("{bytes} bytes could not be unregistered: {error}"));
+            tracing::debug!(%error, bytes, "memory is leaked: it could not be unregistered");
+        }
+    }
+    home.progress.announce();
+}
+
+/// What the context lane says of a block.
+pub(crate) struct ContextVerdict {
+    pub(crate) block: Returned,
+    /// Every context was synchronised after the block's return.
+    pub(crate) idle: bool,
+}
+
+impl LaneResult for ContextVerdict {
+    fn is_lost(self, _: &Home) {
+        self.block.quarantine();
+    }
+}
+
+pub(crate) fn context_lane(
+    home: &Arc<Home>,
+    first: Returned,
+    more: &dyn Fn() -> Option<Returned>,
+    give: &dyn Fn(ContextVerdict),
+) {
+    // While the application captures where the pool cannot see it, the blocks wait.
+    home.progress.wait_until(None, || !home.context_waits_are_held() || home.stop_deadline().is_some());
+    let held = home.context_waits_are_held();
+    // Only now: whatever waits at this moment was returned before the wait begins.
+    let mut batch = vec![first];
+    while let Some(block) = more() {
+        batch.push(block);
+    }
+    let idle = !held && synchronize_all(home);
+    batch.into_iter().for_each(|block| give(ContextVerdict { block, idle }));
+}
+
+fn synchronize_all(home: &Arc<Home>) -> bool {
+    home.contexts.learn_active_primaries(&home.driver);
+    let mut all_idle = true;
+    for context in home.contexts.usable() {
+        let mut nap = std::time::Duration::from_micros(50);
+        loop {
+            home.counts.context_waits.add(1);
+            match context.synchronize(&home.driver) {
+                Ok(()) => break,
+                // A capture stands in the way: the blocks wait until it is over.
+                Err(error) if Severity::of(&error) == Severity::Capture && home.stop_deadline().is_none() => {
+                    thread::sleep(nap);
+                    nap = (nap * 2).min(std::time::Duration::from_millis(5));
+                }
+                Err(error) => {
+                    if home.note_device_error(&error) == Severity::Gone {
+                        context.mark_gone();
+                    }
+                    tracing::debug!(%error, "a context could not be waited for");
+                    all_idle = false;
+                    break;
+                }
+            }
+        }
+    }
+    home.contexts.forget_gone();
+    all_idle
+}

@@ -1,0 +1,348 @@
+//! The pool as its users see it: building one, taking from it, governing it.
+
+mod builder;
+mod report;
+
+pub use builder::PoolBuilder;
+pub use report::ShutdownReport;
+
+use crate::block::Out;
+use crate::buffer::PinnedBuffer;
+use crate::error::Error;
+use crate::harvest::{find_returned, harvest};
+use crate::home::Home;
+use crate::pages::Pages;
+use crate::registrar;
+use crate::shelf::Shelved;
+use crate::size_class::SizeClass;
+use crate::stats::Stats;
+use crate::sync::Arc;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::time::{Duration, Instant};
+
+/// How much longer than the pool's own timeout `shutdown` waits for the threads to end.
+const JOIN_GRACE: Duration = Duration::from_secs(2);
+
+/// How long `clear` waits for what it evicted to be unregistered and freed.
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A pool of page-locked host buffers. A handle: clones share one pool.
+///
+/// Dropping the last handle tells the threads to finish and does not wait; buffers still out stay valid
+/// and are released when they drop.
+#[derive(Clone, Debug)]
+pub struct PinnedPool {
+    handle: Arc<Handle>,
+}
+
+/// What all clones share; its drop closes the pool.
+#[derive(Debug)]
+struct Handle {
+    home: Arc<Home>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if !self.home.fork.is_child() {
+            self.home.close();
+        }
+    }
+}
+
+// A panic of a caller leaves no pool half changed: nothing of the caller's runs inside it.
+impl UnwindSafe for PinnedPool {}
+impl RefUnwindSafe for PinnedPool {}
+
+impl PinnedPool {
+    /// Settings for a new pool.
+    pub fn builder() -> PoolBuilder {
+        PoolBuilder::default()
+    }
+
+    fn home(&self) -> &Arc<Home> {
+        &self.handle.home
+    }
+
+    /// A buffer of `min_size.next_power_of_two()` bytes (1 for 0), all zero, page-aligned.
+    ///
+    /// On a hit it is page-locked; on a miss it is fresh, pageable memory that the cleaner page-locks after
+    /// its first return. Never fails for lack of a GPU, and never waits for one.
+    ///
+    /// # Panics
+    ///
+    /// Where `vec![0; n]` would end the program too: when the size cannot be represented or the memory
+    /// is exhausted. The message names the size. [`try_take`](Self::try_take) gives an error instead.
+    pub fn take(&self, min_size: usize) -> PinnedBuffer {
+        self.try_take(min_size).unwrap_or_else(|error| panic!("pinpool::take({min_size}): {error}"))
+    }
+
+    /// As [`take`](Self::take), with an error for a size that cannot be had.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::TooLarge`] above `isize::MAX / 2` bytes, [`Error::OutOfMemory`] when the system refuses.
+    pub fn try_take(&self, min_size: usize) -> Result<PinnedBuffer, Error> {
+        self.take_len(min_size, SizeClass::rounded_len(min_size)?, true)
+    }
+
+    /// A buffer whose `len()` is exactly `len`; its memory is of the power-of-two class all the same.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_take`](Self::try_take).
+    pub fn take_exact(&self, len: usize) -> Result<PinnedBuffer, Error> {
+        self.take_len(len, len, true)
+    }
+
+    /// A buffer with unspecified contents, old bytes of this pool or zero: for callers who overwrite all.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_take`](Self::try_take).
+    pub fn take_unzeroed(&self, min_size: usize) -> Result<PinnedBuffer, Error> {
+        self.take_len(min_size, SizeClass::rounded_len(min_size)?, false)
+    }
+
+    #[inline]
+    fn take_len(&self, min_size: usize, len: usize, zeroed: bool) -> Result<PinnedBuffer, Error> {
+        let class = SizeClass::of(min_size)?;
+        let home = self.home();
+        if home.fork.is_child() {
+            return fresh_in_child(home, class, len);
+        }
+        if let Some(block) = home.shelf.pop(class) {
+            return Ok(PinnedBuffer::new(home.clone(), block.hand_out(&home.driver), len));
+        }
+        self.take_slow(class, len, zeroed)
+    }
+
+    #[cold]
+    fn take_slow(&self, class: SizeClass, len: usize, zeroed: bool) -> Result<PinnedBuffer, Error> {
+        let home = self.home();
+        if let Some(block) = find_returned(home, class, zeroed) {
+            return Ok(PinnedBuffer::new(home.clone(), block, len));
+        }
+        let block = fresh(class)?;
+        home.counts.class(class).misses.of(false).add(1);
+        Ok(PinnedBuffer::new(home.clone(), block, len))
+    }
+
+    /// A page-locked buffer, or an error that says why not. On a miss it page-locks on this thread, which
+    /// takes milliseconds to seconds.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_take`](Self::try_take), [`Error::NoCuda`], and [`Error::NotPinned`] with the reason.
+    pub fn take_pinned(&self, min_size: usize) -> Result<PinnedBuffer, Error> {
+        let class = SizeClass::of(min_size)?;
+        let len = SizeClass::rounded_len(min_size)?;
+        let home = self.home();
+        if home.fork.is_child() {
+            return Err(not_pinned(class, "this is a forked child, where CUDA cannot be used"));
+        }
+        home.driver.api().prepare()?;
+        while let Some(block) = home.shelf.pop(class) {
+            let buffer = PinnedBuffer::new(home.clone(), block.hand_out(&home.driver), len);
+            if buffer.is_pinned() {
+                return Ok(buffer);
+            }
+            // Pooled while nothing could be pinned; its return page-locks it.
+        }
+        if let Some(block) = harvest(home, class, true) {
+            let buffer = PinnedBuffer::new(home.clone(), block, len);
+            if buffer.is_pinned() {
+                return Ok(buffer);
+            }
+        }
+        let block = self.page_lock_fresh(class)?;
+        let counts = home.counts.class(class);
+        counts.misses.of(true).add(1);
+        counts.staging.subtract(1);
+        Ok(PinnedBuffer::new(home.clone(), block, len))
+    }
+
+    /// Page-locks `count` more buffers of the class of `min_size` and shelves them; returns how many.
+    ///
+    /// Fewer than `count` when the cap on pooled bytes is reached. Page-locks on this thread.
+    ///
+    /// # Errors
+    ///
+    /// As [`take_pinned`](Self::take_pinned), when not even one could be page-locked.
+    pub fn prewarm(&self, min_size: usize, count: usize) -> Result<usize, Error> {
+        let class = SizeClass::of(min_size)?;
+        let home = self.home();
+        if home.fork.is_child() {
+            return Err(not_pinned(class, "this is a forked child, where CUDA cannot be used"));
+        }
+        home.driver.api().prepare()?;
+        let mut done = 0;
+        while done < count && home.shelf.has_room_for(class, 0) {
+            let block = match self.page_lock_fresh(class) {
+                Ok(block) => block.never_handed_out(),
+                Err(error) if done == 0 => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%error, done, count, "prewarm ends early");
+                    break;
+                }
+            };
+            home.counts.class(class).staging.subtract(1);
+            let Ok(ready) = block.into_ready() else { break };
+            let mut evicted = Vec::new();
+            let shelved = home.shelf.push(ready, |other| evicted.push(other));
+            let kept = matches!(shelved, Shelved::Kept);
+            if let Shelved::Refused(block) = shelved {
+                evicted.push(block);
+            }
+            home.let_go(evicted);
+            if !kept {
+                break;
+            }
+            done += 1;
+        }
+        Ok(done)
+    }
+
+    /// A fresh block, page-locked on this thread and counted as staging.
+    fn page_lock_fresh(&self, class: SizeClass) -> Result<Out, Error> {
+        let home = self.home();
+        let mut block = fresh(class)?.never_handed_out();
+        let locked = crate::events::with_relaxed_capture(&home.driver, || {
+            registrar::register(home, &mut block, |bytes| {
+                let mut evicted = Vec::new();
+                home.shelf.evict_pinned_of_others(class, bytes, |other| evicted.push(other));
+                home.let_go(evicted);
+                // The ceiling is hard: wait until what was evicted is unregistered.
+                let deadline = Instant::now() + CLEAR_TIMEOUT;
+                home.progress.wait_until(Some(deadline), || home.counts.retiring_buffers() == 0);
+            })
+        });
+        match locked {
+            Ok(()) => {
+                home.counts.class(class).staging.add(1);
+                Ok(block.hand_out(&home.driver))
+            }
+            Err(reason) => {
+                // Pageable and never shown to a device: freed at once.
+                let _ = block.retire().release(&home.driver);
+                Err(not_pinned(class, &reason.to_string()))
+            }
+        }
+    }
+
+    /// Changes how many idle bytes are kept. When it returns, the shelves obey the cap; what was evicted,
+    /// largest class first, is unregistered and freed in the background. 0 keeps nothing.
+    pub fn set_max_pooled_bytes(&self, bytes: usize) {
+        let mut evicted = Vec::new();
+        self.home().shelf.set_cap(bytes, |block| evicted.push(block));
+        self.home().let_go(evicted);
+    }
+
+    /// The cap on idle bytes.
+    pub fn max_pooled_bytes(&self) -> usize {
+        self.home().shelf.cap_bytes()
+    }
+
+    /// Evicts pooled buffers, largest class first, to at most `bytes`; the cap stays as it is. Unregistering
+    /// and freeing happen in the background.
+    pub fn trim_to(&self, bytes: usize) {
+        let mut evicted = Vec::new();
+        self.home().shelf.trim_to(bytes, |block| evicted.push(block));
+        self.home().let_go(evicted);
+    }
+
+    /// Unregisters and frees everything pooled, and waits for it, at most two seconds.
+    pub fn clear(&self) {
+        let home = self.home();
+        if home.fork.is_child() {
+            return;
+        }
+        self.trim_to(0);
+        let deadline = Instant::now() + CLEAR_TIMEOUT;
+        home.progress.wait_until(Some(deadline), || home.counts.retiring_buffers() == 0);
+    }
+
+    /// Waits until every buffer returned before the call has been dealt with: shelved, freed, or
+    /// quarantined. False when the timeout came first.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        !self.home().fork.is_child() && self.home().drain(timeout)
+    }
+
+    /// While the returned guard lives, the pool makes no context-wide wait (`cuCtxSynchronize`).
+    ///
+    /// For captures of CUDA graphs on streams that the pool has never seen: such a wait would
+    /// invalidate them. Buffers dropped without a record wait meanwhile.
+    pub fn hold_context_waits(&self) -> ContextWaitHold {
+        self.home().hold_context_waits();
+        ContextWaitHold { home: self.home().clone() }
+    }
+
+    /// While the returned guard lives, the pool's thread deals with nothing that is returned. Only with
+    /// feature `sim`: for tests of what happens in between.
+    #[cfg(feature = "sim")]
+    pub fn hold_cleaner(&self) -> CleanerHold {
+        self.home().hold_cleaner();
+        CleanerHold { home: self.home().clone() }
+    }
+
+    /// Deals with everything returned, unregisters and frees everything pooled, ends the threads, and
+    /// reports. Waits for outstanding device work at most as long as the builder says; what has not
+    /// finished by then is quarantined. The next drop of a buffer starts the pool again.
+    pub fn shutdown(&self) -> ShutdownReport {
+        let home = self.home();
+        if home.fork.is_child() {
+            return ShutdownReport::default();
+        }
+        let before = home.stats();
+        let deadline = Instant::now() + home.settings.shutdown_timeout;
+        home.order_stop(deadline);
+        let ended = home.join(deadline + JOIN_GRACE);
+        ShutdownReport::between(&before, &home.stats(), ended, home.take_reasons())
+    }
+
+    /// What the pool did and holds.
+    pub fn stats(&self) -> Stats {
+        self.home().stats()
+    }
+}
+
+fn fresh(class: SizeClass) -> Result<Out, Error> {
+    let pages = Pages::map(class.bytes()).ok_or(Error::OutOfMemory { bytes: class.bytes() })?;
+    Ok(Out::fresh(pages, class))
+}
+
+#[cold]
+fn fresh_in_child(home: &Arc<Home>, class: SizeClass, len: usize) -> Result<PinnedBuffer, Error> {
+    Ok(PinnedBuffer::new(home.clone(), fresh(class)?, len))
+}
+
+fn not_pinned(class: SizeClass, reason: &str) -> Error {
+    Error::NotPinned { bytes: class.bytes(), reason: reason.to_string() }
+}
+
+/// While it lives, no context-wide wait is made; see [`PinnedPool::hold_context_waits`].
+#[derive(Debug)]
+#[must_use = "the hold ends when it is dropped"]
+pub struct ContextWaitHold {
+    home: Arc<Home>,
+}
+
+impl Drop for ContextWaitHold {
+    fn drop(&mut self) {
+        self.home.release_context_waits();
+    }
+}
+
+/// While it lives, the pool's thread does nothing; see [`PinnedPool::hold_cleaner`].
+#[cfg(feature = "sim")]
+#[derive(Debug)]
+#[must_use = "the hold ends when it is dropped"]
+pub struct CleanerHold {
+    home: Arc<Home>,
+}
+
+#[cfg(feature = "sim")]
+impl Drop for CleanerHold {
+    fn drop(&mut self) {
+        self.home.release_cleaner();
+    }
+}

@@ -1,0 +1,110 @@
+//! The settings of a pool, by name, and what is checked before one is built.
+
+use super::{Handle, PinnedPool};
+use crate::cleaner;
+use crate::config::Settings;
+use crate::driver::Driver;
+use crate::error::Error;
+use crate::home::Home;
+use crate::stream::AsStream;
+use crate::sync::Arc;
+use std::time::Duration;
+
+/// Settings of a pool that is about to be built.
+#[derive(Debug, Default)]
+#[must_use = "settings do nothing before `build`"]
+pub struct PoolBuilder {
+    driver: Option<Driver>,
+    settings: Settings,
+    learn: Vec<LearnedContext>,
+}
+
+/// A context that the pool shall know from the start.
+type LearnContext = Box<dyn FnOnce(&Home) -> Result<(), Error> + Send>;
+
+struct LearnedContext(LearnContext);
+
+impl std::fmt::Debug for LearnedContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LearnedContext")
+    }
+}
+
+impl PoolBuilder {
+    /// Which driver to use; [`Driver::auto`] without it.
+    pub fn driver(mut self, driver: Driver) -> Self {
+        self.driver = Some(driver);
+        self
+    }
+
+    /// Makes the context of this stream known, so that the pool can page-lock before it has seen a copy.
+    pub fn context_of<S: AsStream + Clone + Send + 'static>(mut self, stream: &S) -> Self {
+        let stream = stream.clone();
+        self.learn.push(LearnedContext(Box::new(move |home| {
+            stream.with_stream_ref(|stream| {
+                let pool = home.driver.api().identity();
+                if stream.driver != pool {
+                    return Err(Error::ForeignStream { stream: stream.driver.name, pool: pool.name });
+                }
+                home.contexts.of_stream(&home.driver, stream);
+                Ok(())
+            })
+        })));
+        self
+    }
+
+    /// Idle bytes kept, by default 4 GiB. 0 keeps nothing.
+    pub fn max_pooled_bytes(mut self, bytes: usize) -> Self {
+        self.settings.max_pooled_bytes = bytes;
+        self
+    }
+
+    /// A hard ceiling on everything page-locked, out or idle, by default none. Over it a block stays
+    /// pageable; idle blocks of other classes are let go first.
+    pub fn max_registered_bytes(mut self, bytes: usize) -> Self {
+        self.settings.max_registered_bytes = bytes;
+        self
+    }
+
+    /// The largest dirty prefix, in bytes, that a `take` zeroes itself to use a buffer that was returned
+    /// and is not shelved yet; by default any. Beyond it such a take maps fresh memory.
+    pub fn harvest_zero_limit(mut self, bytes: usize) -> Self {
+        self.settings.harvest_zero_limit_bytes = bytes;
+        self
+    }
+
+    /// How long a `take` that would map fresh memory waits at most for a buffer of its class that the
+    /// background thread is just then working on, besides the time to zero it; by default 100 us. Never
+    /// waits for the device.
+    pub fn harvest_wait_limit(mut self, limit: Duration) -> Self {
+        self.settings.harvest_wait_limit = limit;
+        self
+    }
+
+    /// How long `shutdown` waits for outstanding device work, by default 10 s.
+    pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.shutdown_timeout = timeout;
+        self
+    }
+
+    /// The name of the background thread; its lanes add a suffix. By default `pinpool-cleaner`.
+    pub fn thread_name(mut self, name: impl Into<String>) -> Self {
+        self.settings.thread_name = name.into();
+        self
+    }
+
+    /// Builds the pool. Starts no thread and touches no driver, unless `context_of` was given.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Setting`] names what is out of range; [`Error::ForeignStream`] a stream of another driver.
+    pub fn build(self) -> Result<PinnedPool, Error> {
+        self.settings.validate()?;
+        let driver = self.driver.unwrap_or_else(Driver::auto);
+        let home = Home::new(driver, self.settings, cleaner::start);
+        for learn in self.learn {
+            (learn.0)(&home)?;
+        }
+        Ok(PinnedPool { handle: Arc::new(Handle { home }) })
+    }
+}

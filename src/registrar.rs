@@ -1,0 +1,90 @@
+//! Page-locking one block: the ceiling, the context, the driver call, and what is counted.
+
+use crate::block::Quiescent;
+use crate::contexts::with_current;
+use crate::driver::Severity;
+use crate::error::CallError;
+use crate::home::Home;
+use crate::sync::Arc;
+use std::time::Instant;
+
+/// Why a block was not page-locked.
+#[derive(Debug)]
+pub(crate) enum NotRegistered {
+    /// No context is known and no primary context is active; none is made.
+    NoContext,
+    /// `max_registered_bytes` is reached, and no other class has an idle block to give.
+    Ceiling,
+    /// Refusals in a row; tried again after a pause.
+    Paused,
+    /// The driver refused.
+    Driver(CallError),
+}
+
+impl std::fmt::Display for NotRegistered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NotRegistered::NoContext => f.write_str(
+                "no CUDA context is known and no primary context is active; create the context first, \
+                 or name one with the builder's `context_of`",
+            ),
+            NotRegistered::Ceiling => {
+                f.write_str("max_registered_bytes is reached; raise it, or drop buffers that are still out")
+            }
+            NotRegistered::Paused => {
+                f.write_str("the driver refused several times in a row; page-locking pauses for some seconds")
+            }
+            NotRegistered::Driver(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Page-locks a block in a context of the application. Blocks in the driver; for lanes and for calls
+/// that ask for it by name.
+///
+/// `evict` makes room under the ceiling and is called at most once.
+pub(crate) fn register(
+    home: &Arc<Home>,
+    block: &mut Quiescent,
+    evict: impl FnOnce(usize),
+) -> Result<(), NotRegistered> {
+    if home.registration_is_paused() || home.is_lost() {
+        return Err(NotRegistered::Paused);
+    }
+    if home.contexts.for_registration().is_none() {
+        home.contexts.learn_active_primaries(&home.driver);
+    }
+    let context = home.contexts.for_registration().ok_or(NotRegistered::NoContext)?;
+    let bytes = block.class().bytes();
+    let ceiling = home.settings.max_registered_bytes;
+    if !home.counts.reserve(bytes, ceiling) {
+        let over = home.counts.reserved_bytes().saturating_add(bytes).saturating_sub(ceiling);
+        evict(over);
+        if !home.counts.reserve(bytes, ceiling) {
+            return Err(NotRegistered::Ceiling);
+        }
+    }
+    let started = Instant::now();
+    block.populate();
+    let result = with_current(&home.driver, context.handle, || block.register(&home.driver, context.clone()))
+        .and_then(|result| result);
+    home.counts.register_ns.add(started.elapsed().as_nanos() as u64);
+    home.note_registration(result.as_ref().map(|_| ()));
+    match result {
+        Ok(()) => {
+            home.counts.registered(bytes);
+            tracing::debug!(bytes, elapsed = ?started.elapsed(), "page-locked");
+            Ok(())
+        }
+        Err(error) => {
+            home.counts.unreserve(bytes);
+            home.counts.registration_failures.add(1);
+            if home.note_device_error(&error) == Severity::Gone {
+                context.mark_gone();
+                home.contexts.forget_gone();
+            }
+            tracing::debug!(%error, bytes, "page-locking was refused");
+            Err(NotRegistered::Driver(error))
+        }
+    }
+}

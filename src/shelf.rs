@@ -1,0 +1,171 @@
+//! Ready blocks by class, one byte cap, and whom to evict.
+//!
+//! A taker wants the lock of its class for one pop. Whoever puts blocks on or takes others off holds the
+//! *budget* lock, which no taker wants: under it pooled bytes can only fall, so a check against the
+//! cap stays true, and `pooled_bytes <= cap` holds at every moment.
+//!
+//! Lock order: the budget, then one class.
+
+use crate::block::Ready;
+use crate::size_class::{CLASS_COUNT, SizeClass};
+use crate::stats::Counts;
+use crate::sync::{Arc, Mutex, push_reserved_then};
+use std::collections::VecDeque;
+
+/// Each mapping with advice of its own is one of the process's 65 530 map areas, and drivers stop near
+/// 65 000 registrations; so many blocks at most are kept idle.
+const MAX_POOLED_BLOCKS: usize = 16_384;
+
+/// The shelves of a pool.
+#[derive(Debug)]
+pub(crate) struct Shelf {
+    classes: Box<[Mutex<VecDeque<Ready>>]>,
+    budget: Mutex<Budget>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Debug)]
+struct Budget {
+    cap_bytes: usize,
+}
+
+/// What came of putting a block on its shelf.
+#[derive(Debug)]
+pub(crate) enum Shelved {
+    Kept,
+    /// It can never fit under the cap.
+    Refused(Ready),
+}
+
+impl Shelf {
+    pub(crate) fn new(cap_bytes: usize, counts: Arc<Counts>) -> Self {
+        Self {
+            classes: (0..CLASS_COUNT).map(|_| Mutex::default()).collect(),
+            budget: Mutex::new(Budget { cap_bytes }),
+            counts,
+        }
+    }
+
+    /// The most recently shelved block of the class: its pages are the warmest.
+    #[inline]
+    pub(crate) fn pop(&self, class: SizeClass) -> Option<Ready> {
+        let mut shelf = self.classes[class.index()].lock();
+        let block = shelf.pop_back()?;
+        let counts = self.counts.class(class);
+        counts.hits.of(block.is_pinned()).add_locked();
+        counts.pooled.of(block.is_pinned()).subtract_locked();
+        Some(block)
+    }
+
+    /// Puts a block on its shelf, evicting largest-first until it fits; what was evicted goes to `evicted`.
+    pub(crate) fn push(&self, block: Ready, evicted: impl FnMut(Ready)) -> Shelved {
+        let class = block.class();
+        let budget = self.budget.lock();
+        if class.bytes() > budget.cap_bytes {
+            return Shelved::Refused(block);
+        }
+        self.evict_until(budget.cap_bytes - class.bytes(), MAX_POOLED_BLOCKS - 1, evicted);
+        let pinned = block.is_pinned();
+        let counts = self.counts.class(class);
+        push_reserved_then(
+            &self.classes[class.index()],
+            |shelf| shelf,
+            block,
+            |_| {
+                counts.pooled.of(pinned).add_locked();
+            },
+        );
+        Shelved::Kept
+    }
+
+    /// Whether a block that is not page-locked yet is worth it: it fits under the cap without pushing
+    /// out a block of its own class or a smaller one, which is page-locked already.
+    /// `promised_bytes` are on their way to those shelves already.
+    pub(crate) fn has_room_for(&self, class: SizeClass, promised_bytes: usize) -> bool {
+        let cap_bytes = self.budget.lock().cap_bytes;
+        let kept: usize =
+            self.pooled_by_class().filter(|(other, _)| *other <= class).map(|(_, bytes)| bytes).sum();
+        kept.saturating_add(promised_bytes).saturating_add(class.bytes()) <= cap_bytes
+    }
+
+    pub(crate) fn cap_bytes(&self) -> usize {
+        self.budget.lock().cap_bytes
+    }
+
+    /// Changes the cap; when it returns, the shelves obey it.
+    pub(crate) fn set_cap(&self, cap_bytes: usize, evicted: impl FnMut(Ready)) {
+        let mut budget = self.budget.lock();
+        // First the shelves, then the cap: whoever reads both never sees more pooled than allowed.
+        self.evict_until(cap_bytes, MAX_POOLED_BLOCKS, evicted);
+        budget.cap_bytes = cap_bytes;
+    }
+
+    /// Evicts to at most `bytes`, leaving the cap as it is.
+    pub(crate) fn trim_to(&self, bytes: usize, evicted: impl FnMut(Ready)) {
+        let _budget = self.budget.lock();
+        self.evict_until(bytes, MAX_POOLED_BLOCKS, evicted);
+    }
+
+    /// Evicts pinned blocks of other classes, largest first, until `bytes` page-locked bytes are freed.
+    ///
+    /// For the ceiling on page-locked memory: a class that is asked for takes from those that are not.
+    pub(crate) fn evict_pinned_of_others(
+        &self,
+        class: SizeClass,
+        bytes: usize,
+        mut evicted: impl FnMut(Ready),
+    ) {
+        let _budget = self.budget.lock();
+        let mut freed_bytes = 0;
+        for index in (0..CLASS_COUNT).rev().filter(|index| *index != class.index()) {
+            while freed_bytes < bytes
+                && let Some(block) = self.pop_coldest(SizeClass::at(index))
+            {
+                if block.is_pinned() {
+                    freed_bytes += block.class().bytes();
+                }
+                evicted(block);
+            }
+        }
+    }
+
+    /// Bytes on all shelves.
+    pub(crate) fn pooled_bytes(&self) -> usize {
+        self.pooled_by_class().map(|(_, bytes)| bytes).fold(0, usize::saturating_add)
+    }
+
+    fn pooled_by_class(&self) -> impl Iterator<Item = (SizeClass, usize)> {
+        (0..CLASS_COUNT).map(SizeClass::at).map(|class| {
+            let buffers = self.counts.class(class).pooled.total() as usize;
+            (class, buffers.saturating_mul(class.bytes()))
+        })
+    }
+
+    /// Largest class first, in each the block that lay longest. The caller holds the budget lock.
+    fn evict_until(&self, bytes_max: usize, blocks_max: usize, mut evicted: impl FnMut(Ready)) {
+        while self.pooled_bytes() > bytes_max || self.pooled_blocks() > blocks_max {
+            let victim = (0..CLASS_COUNT).rev().find_map(|index| self.pop_coldest(SizeClass::at(index)));
+            match victim {
+                Some(block) => evicted(block),
+                // Takers were faster; there is nothing left to evict.
+                None => return,
+            }
+        }
+    }
+
+    fn pooled_blocks(&self) -> usize {
+        (0..CLASS_COUNT).map(|index| self.counts.class(SizeClass::at(index)).pooled.total() as usize).sum()
+    }
+
+    fn pop_coldest(&self, class: SizeClass) -> Option<Ready> {
+        if self.counts.class(class).pooled.total() == 0 {
+            return None;
+        }
+        let mut shelf = self.classes[class.index()].lock();
+        let block = shelf.pop_front()?;
+        let counts = self.counts.class(class);
+        counts.pooled.of(block.is_pinned()).subtract_locked();
+        counts.evictions.add(1);
+        Some(block)
+    }
+}

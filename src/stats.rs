@@ -1,0 +1,420 @@
+//! Counters, and the snapshot a user reads.
+//!
+//! Every number is a count of things that happened, kept per class where it is on the hot path, and the
+//! gauges are differences of counts: a block given and not yet returned is checked out. So `take` and
+//! `drop` each touch one counter, and a forgotten update shows as an equation that does not hold.
+
+use crate::size_class::{CLASS_COUNT, SizeClass};
+use crate::sync::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// A count that only grows, or a gauge that several threads move.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    #[inline]
+    pub(crate) fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn subtract(&self, amount: u64) {
+        self.0.fetch_sub(amount, Ordering::Relaxed);
+    }
+
+    /// Adds one without an atomic read-modify-write; the caller holds the lock that guards this count.
+    #[inline]
+    pub(crate) fn add_locked(&self) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Subtracts one, as [`Self::add_locked`].
+    #[inline]
+    pub(crate) fn subtract_locked(&self) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn read(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A count kept apart for pageable (0) and pinned (1) blocks.
+#[derive(Debug, Default)]
+pub(crate) struct Split([Count; 2]);
+
+impl Split {
+    #[inline]
+    pub(crate) fn of(&self, pinned: bool) -> &Count {
+        &self.0[usize::from(pinned)]
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.0[0].read().wrapping_add(self.0[1].read())
+    }
+}
+
+/// What happened to the blocks of one class.
+#[derive(Debug, Default)]
+#[repr(align(128))] // Two classes never share a cache line.
+pub(crate) struct ClassCounts {
+    /// From the shelf; written under the shelf's lock.
+    pub(crate) hits: Split,
+    /// From the inbox or the pending set.
+    pub(crate) harvested: Split,
+    /// Freshly mapped; pinned where `take_pinned` page-locked it for its caller.
+    pub(crate) misses: Split,
+    /// Dropped guards, by drain epoch (see `Home::drain`) and kind.
+    pub(crate) returned: [Split; 2],
+    /// Blocks page-locked between their return and the shelf.
+    pub(crate) promoted: Count,
+    /// Returned blocks that are dealt with (shelved, harvested, freed, evicted, quarantined), by epoch and kind.
+    pub(crate) settled: [Split; 2],
+    /// Blocks that the cleaner put on the shelf.
+    pub(crate) recycled: Count,
+    /// On the shelf now; written under the shelf's lock.
+    pub(crate) pooled: Split,
+    pub(crate) evictions: Count,
+    /// Evicted and page-locked, not yet unregistered.
+    pub(crate) retiring: Count,
+    pub(crate) quarantined: Split,
+    /// Page-locked ahead or by `take_pinned`, and on their way to a shelf or a caller.
+    pub(crate) staging: Count,
+}
+
+impl ClassCounts {
+    pub(crate) fn given_pinned(&self) -> u64 {
+        let pooled = self.hits.of(true).read().wrapping_add(self.harvested.of(true).read());
+        pooled.wrapping_add(self.misses.of(true).read())
+    }
+
+    pub(crate) fn given(&self) -> u64 {
+        self.hits.total().wrapping_add(self.harvested.total()).wrapping_add(self.misses.total())
+    }
+
+    pub(crate) fn returned_total(&self) -> u64 {
+        self.returned[0].total().wrapping_add(self.returned[1].total())
+    }
+
+    pub(crate) fn settled_total(&self) -> u64 {
+        self.settled[0].total().wrapping_add(self.settled[1].total())
+    }
+
+    fn by_kind(epochs: &[Split; 2], pinned: bool) -> u64 {
+        epochs[0].of(pinned).read().wrapping_add(epochs[1].of(pinned).read())
+    }
+
+    fn snapshot(&self, class: SizeClass) -> ClassStats {
+        // The later event of each pair is read first, so that a difference read while buffers move
+        // is never negative by more than what `saturating` hides.
+        let settled = self.settled_total();
+        let settled_pinned = Self::by_kind(&self.settled, true);
+        let returned = self.returned_total();
+        let returned_pinned = Self::by_kind(&self.returned, true);
+        let minus =
+            |a: u64, b: u64| if a.wrapping_sub(b) as i64 > 0 { a.wrapping_sub(b) as usize } else { 0 };
+        ClassStats {
+            class_bytes: class.bytes(),
+            hits: self.hits.of(true).read(),
+            unpinned_hits: self.hits.of(false).read(),
+            misses: self.misses.total(),
+            harvested: self.harvested.total(),
+            returned,
+            recycled: self.recycled.read(),
+            evictions: self.evictions.read(),
+            pooled_buffers: self.pooled.total() as usize,
+            pooled_pinned_buffers: self.pooled.of(true).read() as usize,
+            queued_buffers: minus(returned, settled),
+            queued_pinned_buffers: minus(returned_pinned.wrapping_add(self.promoted.read()), settled_pinned),
+            checked_out_buffers: minus(self.given(), returned),
+            checked_out_pinned_buffers: minus(self.given_pinned(), returned_pinned),
+            retiring_buffers: self.retiring.read() as usize,
+            staging_buffers: self.staging.read() as usize,
+            quarantined_buffers: self.quarantined.total() as usize,
+            quarantined_pinned_buffers: self.quarantined.of(true).read() as usize,
+        }
+    }
+}
+
+/// All counters of a pool.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    classes: Box<[ClassCounts]>,
+    pub(crate) registrations: Count,
+    pub(crate) registration_failures: Count,
+    pub(crate) unregistrations: Count,
+    pub(crate) unregistration_failures: Count,
+    pub(crate) record_failures: Count,
+    pub(crate) wait_failures: Count,
+    pub(crate) context_waits: Count,
+    pub(crate) zeroed_bytes: Count,
+    pub(crate) zero_ns: Count,
+    pub(crate) register_ns: Count,
+    pub(crate) wait_ns: Count,
+    /// Bytes that are registered or about to be; what the ceiling is held against.
+    reserved_bytes: AtomicUsize,
+    /// Independent of all the counts above: moved only where the driver registered or unregistered.
+    registered_bytes: AtomicUsize,
+    peak_registered_bytes: AtomicUsize,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self {
+            classes: (0..CLASS_COUNT).map(|_| ClassCounts::default()).collect(),
+            registrations: Count::default(),
+            registration_failures: Count::default(),
+            unregistrations: Count::default(),
+            unregistration_failures: Count::default(),
+            record_failures: Count::default(),
+            wait_failures: Count::default(),
+            context_waits: Count::default(),
+            zeroed_bytes: Count::default(),
+            zero_ns: Count::default(),
+            register_ns: Count::default(),
+            wait_ns: Count::default(),
+            reserved_bytes: AtomicUsize::new(0),
+            registered_bytes: AtomicUsize::new(0),
+            peak_registered_bytes: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl Counts {
+    #[inline]
+    pub(crate) fn class(&self, class: SizeClass) -> &ClassCounts {
+        &self.classes[class.index()]
+    }
+
+    /// Reserves room under the ceiling before the driver is asked; false when there is none.
+    pub(crate) fn reserve(&self, bytes: usize, ceiling: usize) -> bool {
+        let reserve = |now: usize| now.checked_add(bytes).filter(|sum| *sum <= ceiling);
+        self.reserved_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, reserve).is_ok()
+    }
+
+    /// Gives a reservation back: the driver refused, or has unregistered.
+    pub(crate) fn unreserve(&self, bytes: usize) {
+        self.reserved_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.reserved_bytes.load(Ordering::Relaxed)
+    }
+
+    /// The driver registered what was reserved.
+    pub(crate) fn registered(&self, bytes: usize) {
+        self.registrations.add(1);
+        let before = self.registered_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.peak_registered_bytes.fetch_max(before + bytes, Ordering::Relaxed);
+    }
+
+    /// The driver unregistered.
+    pub(crate) fn unregistered(&self, bytes: usize) {
+        self.unregistrations.add(1);
+        self.registered_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.unreserve(bytes);
+    }
+
+    pub(crate) fn registered_bytes(&self) -> usize {
+        self.registered_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returned buffers of the drain epoch that are not yet dealt with.
+    pub(crate) fn queued_in_epoch(&self, epoch: usize) -> u64 {
+        self.classes
+            .iter()
+            .map(|class| {
+                let settled = class.settled[epoch].total();
+                class.returned[epoch].total().wrapping_sub(settled)
+            })
+            .fold(0, u64::wrapping_add)
+    }
+
+    pub(crate) fn retiring_buffers(&self) -> u64 {
+        self.classes.iter().map(|class| class.retiring.read()).sum()
+    }
+
+    pub(crate) fn snapshot(&self) -> Stats {
+        let classes: Vec<ClassStats> = (0..CLASS_COUNT)
+            .map(|index| self.classes[index].snapshot(SizeClass::at(index)))
+            .filter(|class| {
+                class.hits + class.unpinned_hits + class.misses + class.harvested > 0
+                    || class.pooled_buffers > 0
+            })
+            .collect();
+        let sum = |pick: fn(&ClassStats) -> u64| classes.iter().map(pick).sum::<u64>();
+        let buffers = |pick: fn(&ClassStats) -> usize| classes.iter().map(pick).sum::<usize>();
+        let bytes = |pick: fn(&ClassStats) -> usize| {
+            classes
+                .iter()
+                .map(|class| pick(class).saturating_mul(class.class_bytes))
+                .fold(0, usize::saturating_add)
+        };
+        Stats {
+            hits: sum(|class| class.hits),
+            unpinned_hits: sum(|class| class.unpinned_hits),
+            misses: sum(|class| class.misses),
+            harvested: sum(|class| class.harvested),
+            returned: sum(|class| class.returned),
+            recycled: sum(|class| class.recycled),
+            evictions: sum(|class| class.evictions),
+            registrations: self.registrations.read(),
+            registration_failures: self.registration_failures.read(),
+            unregistrations: self.unregistrations.read(),
+            unregistration_failures: self.unregistration_failures.read(),
+            record_failures: self.record_failures.read(),
+            wait_failures: self.wait_failures.read(),
+            context_waits: self.context_waits.read(),
+            pooled_buffers: buffers(|class| class.pooled_buffers),
+            pooled_bytes: bytes(|class| class.pooled_buffers),
+            pooled_pinned_bytes: bytes(|class| class.pooled_pinned_buffers),
+            checked_out_buffers: buffers(|class| class.checked_out_buffers),
+            checked_out_bytes: bytes(|class| class.checked_out_buffers),
+            checked_out_pinned_bytes: bytes(|class| class.checked_out_pinned_buffers),
+            queued_buffers: buffers(|class| class.queued_buffers),
+            queued_bytes: bytes(|class| class.queued_buffers),
+            queued_pinned_bytes: bytes(|class| class.queued_pinned_buffers),
+            retiring_bytes: bytes(|class| class.retiring_buffers),
+            staging_bytes: bytes(|class| class.staging_buffers),
+            held_bytes: 0,
+            quarantined_bytes: bytes(|class| class.quarantined_buffers),
+            quarantined_pinned_bytes: bytes(|class| class.quarantined_pinned_buffers),
+            registered_bytes: self.registered_bytes(),
+            peak_registered_bytes: self.peak_registered_bytes.load(Ordering::Relaxed),
+            zeroed_bytes: self.zeroed_bytes.read(),
+            zero_time: Duration::from_nanos(self.zero_ns.read()),
+            register_time: Duration::from_nanos(self.register_ns.read()),
+            wait_time: Duration::from_nanos(self.wait_ns.read()),
+            classes,
+        }
+    }
+}
+
+/// A snapshot of what a pool did and holds. Bytes are bytes of memory, not of requests.
+///
+/// While buffers move, the numbers are read one after the other; at a quiet moment they satisfy
+/// [`Stats::is_balanced`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Takes served by a page-locked block from the shelf.
+    pub hits: u64,
+    /// Takes served by a pooled block that is not page-locked, because nothing could be.
+    pub unpinned_hits: u64,
+    /// Takes that mapped fresh memory.
+    pub misses: u64,
+    /// Takes served by a returned block that the cleaner had not shelved yet.
+    pub harvested: u64,
+    /// Guards dropped.
+    pub returned: u64,
+    /// Returned blocks that went to a shelf.
+    pub recycled: u64,
+    /// Blocks page-locked (`cuMemHostRegister`).
+    pub registrations: u64,
+    /// Refused page-lockings; the block stayed pageable and was freed.
+    pub registration_failures: u64,
+    /// Blocks unregistered (`cuMemHostUnregister`).
+    pub unregistrations: u64,
+    /// Failed unregistrations; the memory is quarantined.
+    pub unregistration_failures: u64,
+    /// Blocks let go from a shelf: over the cap, lowered cap, `trim_to`, `clear`, `shutdown`.
+    pub evictions: u64,
+    /// Failed `record_last_use` calls.
+    pub record_failures: u64,
+    /// Blocks quarantined because the driver could not say that the device is done with them.
+    pub wait_failures: u64,
+    /// Context-wide waits made for blocks without a record (`cuCtxSynchronize`), one a context and batch.
+    pub context_waits: u64,
+    /// Blocks on shelves.
+    pub pooled_buffers: usize,
+    /// Bytes on shelves; never above the cap.
+    pub pooled_bytes: usize,
+    /// Page-locked bytes on shelves.
+    pub pooled_pinned_bytes: usize,
+    /// Guards alive.
+    pub checked_out_buffers: usize,
+    /// Bytes of guards alive.
+    pub checked_out_bytes: usize,
+    /// Page-locked bytes of guards alive.
+    pub checked_out_pinned_bytes: usize,
+    /// Dropped, not yet dealt with.
+    pub queued_buffers: usize,
+    /// Bytes dropped, not yet dealt with.
+    pub queued_bytes: usize,
+    /// Page-locked bytes dropped, not yet dealt with.
+    pub queued_pinned_bytes: usize,
+    /// Evicted and not yet unregistered.
+    pub retiring_bytes: usize,
+    /// Page-locked by `prewarm` or `take_pinned` and not yet on a shelf or with the caller.
+    pub staging_bytes: usize,
+    /// Held for a captured graph.
+    pub held_bytes: usize,
+    /// Deliberately leaked.
+    pub quarantined_bytes: usize,
+    /// Deliberately leaked and still page-locked.
+    pub quarantined_pinned_bytes: usize,
+    /// Page-locked now, counted where the driver is called.
+    pub registered_bytes: usize,
+    /// The most that was ever page-locked at once.
+    pub peak_registered_bytes: usize,
+    /// Bytes re-zeroed, by the cleaner and by harvesting takers.
+    pub zeroed_bytes: u64,
+    /// Time spent re-zeroing.
+    pub zero_time: Duration,
+    /// Time spent page-locking, faulting pages in included.
+    pub register_time: Duration,
+    /// Sum over blocks of the time between their return and the end of their wait.
+    pub wait_time: Duration,
+    /// The same per class, for every class that was ever used, smallest first.
+    pub classes: Vec<ClassStats>,
+}
+
+impl Stats {
+    /// The accounting equation, true at every quiet moment: what is registered is what is pooled, checked
+    /// out, queued, retiring, staged, held or quarantined, each in its page-locked part.
+    pub fn is_balanced(&self) -> bool {
+        self.registered_bytes
+            == self.pooled_pinned_bytes
+                + self.checked_out_pinned_bytes
+                + self.queued_pinned_bytes
+                + self.retiring_bytes
+                + self.staging_bytes
+                + self.held_bytes
+                + self.quarantined_pinned_bytes
+    }
+
+    /// Takes served without mapping fresh memory, as a share of all takes; 1 when there were none.
+    pub fn hit_rate(&self) -> f64 {
+        let hits = self.hits + self.unpinned_hits + self.harvested;
+        let takes = hits + self.misses;
+        if takes == 0 { 1.0 } else { hits as f64 / takes as f64 }
+    }
+}
+
+/// One class's part of [`Stats`].
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[allow(missing_docs)] // Each field is the field of the same name in `Stats`.
+pub struct ClassStats {
+    /// Bytes of every block of the class, a power of two.
+    pub class_bytes: usize,
+    pub hits: u64,
+    pub unpinned_hits: u64,
+    pub misses: u64,
+    pub harvested: u64,
+    pub returned: u64,
+    pub recycled: u64,
+    pub evictions: u64,
+    pub pooled_buffers: usize,
+    pub pooled_pinned_buffers: usize,
+    pub queued_buffers: usize,
+    pub queued_pinned_buffers: usize,
+    pub checked_out_buffers: usize,
+    pub checked_out_pinned_buffers: usize,
+    pub retiring_buffers: usize,
+    pub staging_buffers: usize,
+    pub quarantined_buffers: usize,
+    pub quarantined_pinned_buffers: usize,
+}

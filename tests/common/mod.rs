@@ -1,0 +1,104 @@
+//! What the pool's tests share: a simulated device in steps, a pool on it, and the checks after every scenario.
+#![allow(dead_code)] // Each test file uses its own part.
+#![allow(unsafe_code)] // Enqueueing a copy promises that the memory stays valid until it is done.
+
+use pinpool::sim::{Sim, SimBuffer, SimContext, SimStream};
+use pinpool::{PinnedBuffer, PinnedPool, PoolBuilder, Stats};
+use std::time::Duration;
+
+/// Long enough that only a hang reaches it.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub const KIB: usize = 1 << 10;
+pub const MIB: usize = 1 << 20;
+
+/// A simulated device on the stepped clock, its context current here, and a pool on it.
+pub struct Rig {
+    pub pool: PinnedPool,
+    pub context: SimContext,
+    pub sim: Sim,
+}
+
+impl Rig {
+    pub fn new() -> Self {
+        Self::with(Sim::new(), |builder| builder)
+    }
+
+    pub fn with(sim: Sim, settings: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
+        let context = sim.context(0);
+        let pool = settings(PinnedPool::builder().driver(sim.driver())).build().unwrap();
+        Self { pool, context, sim }
+    }
+
+    /// Waits until everything returned so far is dealt with.
+    pub fn drain(&self) {
+        assert!(self.pool.drain(PATIENCE), "the pool did not settle: {:#?}", self.pool.stats());
+    }
+
+    /// Leaves `count` page-locked buffers of the class on the shelf.
+    pub fn shelve(&self, bytes: usize, count: usize) {
+        let buffers: Vec<_> = (0..count).map(|_| self.pool.take(bytes)).collect();
+        drop(buffers);
+        self.drain();
+    }
+
+    /// A page-locked buffer, from a hit.
+    pub fn pinned(&self, bytes: usize) -> PinnedBuffer {
+        self.shelve(bytes, 1);
+        let buffer = self.pool.take(bytes);
+        assert!(buffer.is_pinned(), "the shelf gave a pageable buffer: {:#?}", self.pool.stats());
+        buffer
+    }
+
+    /// The accounting equation, and the pool's books against the device's.
+    pub fn assert_balanced(&self) -> Stats {
+        let stats = self.pool.stats();
+        assert!(stats.is_balanced(), "the accounts do not balance: {stats:#?}");
+        assert_eq!(
+            stats.registered_bytes,
+            self.sim.registered_bytes(),
+            "the driver counts otherwise: {stats:#?}"
+        );
+        assert!(stats.pooled_bytes <= self.pool.max_pooled_bytes(), "the cap is exceeded: {stats:#?}");
+        assert_eq!(
+            stats.hits + stats.unpinned_hits + stats.harvested + stats.misses,
+            stats.returned + stats.checked_out_buffers as u64
+        );
+        self.sim.assert_clean();
+        stats
+    }
+
+    /// Shuts down with no guard alive, and checks that everything came home.
+    pub fn finish(self) {
+        self.drain();
+        self.assert_balanced();
+        let report = self.pool.shutdown();
+        assert!(report.completed, "{report:?}");
+        let stats = self.assert_balanced();
+        assert_eq!(
+            stats.registered_bytes, stats.quarantined_pinned_bytes,
+            "what is still registered is quarantined"
+        );
+        assert_eq!(
+            (stats.pooled_buffers, stats.queued_buffers, stats.retiring_bytes),
+            (0, 0, 0),
+            "{stats:#?}"
+        );
+    }
+}
+
+/// Enqueues a copy of the first `len` bytes; the buffer is kept alive by the pool until it is done.
+pub fn copy_to_device(stream: &SimStream, buffer: &PinnedBuffer, len: usize, device: &SimBuffer) {
+    // SAFETY: the tests hand the buffer back to the pool, whose promise is that the memory stays valid and
+    // unchanged until the copy is done; the simulated device checks that promise.
+    unsafe { stream.copy_to_device(&buffer[..len], device) };
+}
+
+/// A recognisable pattern.
+pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed) | 1).collect()
+}
+
+pub fn all_zero(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}

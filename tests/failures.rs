@@ -1,0 +1,200 @@
+//! The driver refuses: what then happens to a block, to the accounts, and to the next take.
+
+mod common;
+
+use common::{KIB, PATIENCE, Rig, all_zero};
+use pinpool::Error;
+use pinpool::sim::Fault;
+
+const LEN: usize = 64 * KIB;
+
+#[test]
+fn a_refused_registration_leaves_the_block_pageable_counted_and_freed() {
+    for code in [1, 2, 712, 801, 999] {
+        let rig = Rig::new();
+        rig.sim.fail("cuMemHostRegister", Fault::once(code));
+        rig.shelve(LEN, 1);
+        let stats = rig.assert_balanced();
+        assert_eq!(
+            (stats.registration_failures, stats.pooled_buffers, stats.registered_bytes),
+            (1, 0, 0),
+            "{code}"
+        );
+        let mut buffer = rig.pool.take(LEN);
+        assert!(!buffer.is_pinned() && all_zero(&buffer));
+        buffer.fill(1);
+        drop(buffer);
+        rig.drain();
+        assert!(rig.pool.take(LEN).is_pinned(), "the pool pins again afterwards");
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_run_of_refusals_stops_the_attempts_for_a_while_and_blocks_are_pooled_unpinned() {
+    let rig = Rig::new();
+    rig.sim.fail("cuMemHostRegister", Fault::always(801));
+    for _ in 0..30 {
+        rig.shelve(LEN, 1);
+    }
+    let calls = rig.sim.calls("cuMemHostRegister");
+    assert!(calls <= 8, "{calls} attempts");
+    let buffer = rig.pool.take(LEN);
+    assert!(!buffer.is_pinned() && rig.pool.stats().unpinned_hits > 0);
+    drop(buffer);
+    rig.finish();
+}
+
+#[test]
+fn a_failed_wait_quarantines_the_block_and_it_is_never_reused() {
+    for code in [1, 400, 999] {
+        let rig = Rig::new();
+        let stream = rig.context.stream();
+        let mut buffer = rig.pinned(LEN);
+        let address = buffer.as_ptr();
+        buffer.record_last_use(&stream).unwrap();
+        rig.sim.fail("cuEventQuery", Fault::once(code));
+        drop(buffer);
+        rig.drain();
+        let stats = rig.assert_balanced();
+        assert_eq!((stats.quarantined_pinned_bytes, stats.wait_failures), (LEN, 1), "{code}");
+        assert_ne!(rig.pool.take(LEN).as_ptr(), address);
+        rig.drain();
+        let report = rig.pool.shutdown();
+        assert_eq!(report.registered_bytes_after, LEN);
+        assert!(report.reasons.iter().any(|reason| reason.contains("cuEventQuery")), "{report:?}");
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_failed_unregistration_leaks_the_memory_and_counts_it() {
+    let rig = Rig::new();
+    let buffer = rig.pinned(LEN);
+    let address = buffer.as_ptr() as usize;
+    drop(buffer);
+    rig.drain();
+    rig.sim.fail("cuMemHostUnregister", Fault::once(1));
+    rig.pool.clear();
+    let stats = rig.assert_balanced();
+    assert_eq!(
+        (stats.unregistration_failures, stats.quarantined_pinned_bytes, stats.registered_bytes),
+        (1, LEN, LEN)
+    );
+    // Never freed: the driver still has it registered, and the mapping is there.
+    assert_eq!(rig.sim.live_registrations(), [(address, LEN)]);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mapped = maps.lines().filter_map(|line| {
+        let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+        Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
+    });
+    assert!(mapped.into_iter().any(|range| range.contains(&address)), "freed while registered");
+    let report = rig.pool.shutdown();
+    assert!(report.reasons[0].contains("unregistered"), "{report:?}");
+    rig.finish();
+}
+
+#[test]
+fn a_failed_record_is_returned_and_the_buffer_waits_for_every_context() {
+    for entry_point in ["cuEventRecord", "cuEventCreate", "cuStreamIsCapturing"] {
+        let rig = Rig::new();
+        let stream = rig.context.stream();
+        let mut buffer = rig.pinned(LEN);
+        let address = buffer.as_ptr();
+        stream.hold();
+        rig.sim.stall(stream.handle(), std::time::Duration::ZERO);
+        rig.sim.fail(entry_point, Fault::once(999));
+        let error = buffer.record_last_use(&stream).unwrap_err();
+        assert!(error.to_string().contains(&format!("{entry_point}: CUDA_ERROR_UNKNOWN (999)")), "{error}");
+        assert!(!buffer.is_quiescent().unwrap(), "a failed record proves nothing");
+        drop(buffer);
+        assert!(!rig.pool.drain(std::time::Duration::from_millis(30)), "{entry_point}: not waited for");
+        assert_ne!(rig.pool.take(LEN).as_ptr(), address);
+        stream.release();
+        rig.drain();
+        assert_eq!(rig.assert_balanced().record_failures, 1);
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_failed_context_wait_quarantines() {
+    let rig = Rig::new();
+    let buffer = rig.pinned(LEN);
+    rig.sim.fail("cuCtxSynchronize", Fault::once(999));
+    drop(buffer);
+    rig.drain();
+    let stats = rig.assert_balanced();
+    assert_eq!((stats.quarantined_pinned_bytes, stats.wait_failures), (LEN, 1));
+    rig.finish();
+}
+
+#[test]
+fn a_lost_device_quarantines_what_it_may_still_touch_and_takes_go_on() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    buffer.record_last_use(&stream).unwrap();
+    rig.sim.fail("cuEventQuery", Fault::always(700));
+    drop(buffer);
+    rig.drain();
+    for _ in 0..20 {
+        let mut buffer = rig.pool.take(LEN);
+        assert!(all_zero(&buffer));
+        buffer.fill(1);
+        drop(buffer);
+        rig.drain();
+    }
+    assert_eq!(rig.pool.stats().quarantined_pinned_bytes, LEN);
+    assert_eq!(rig.sim.calls("cuMemHostRegister"), 1, "a lost device is not asked to pin");
+    rig.finish();
+}
+
+#[test]
+fn a_write_never_overtakes_a_read_that_the_driver_cannot_be_asked_about() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    buffer.record_last_use(&stream).unwrap();
+    rig.sim.fail("cuEventQuery", Fault::always(1));
+    rig.sim.fail("cuCtxSynchronize", Fault::always(1));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| buffer.fill(1)));
+    let message = *panicked.unwrap_err().downcast::<String>().unwrap();
+    assert!(message.contains("cannot be written") && message.contains("cuCtxSynchronize"), "{message}");
+    rig.sim.clear_faults();
+    rig.sim.run_until_idle();
+    buffer.fill(1);
+    drop(buffer);
+    rig.drain();
+    rig.finish();
+}
+
+#[test]
+fn a_context_destroyed_under_the_pool_ends_no_take() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    stream.hold();
+    buffer.record_last_use(&stream).unwrap();
+    rig.sim.cuda().cu_device_primary_ctx_reset(0).unwrap();
+    drop(buffer);
+    assert!(rig.pool.drain(PATIENCE));
+    for _ in 0..5 {
+        drop(rig.pool.take(LEN));
+        assert!(rig.pool.drain(PATIENCE));
+    }
+    let stats = rig.pool.stats();
+    assert!(stats.is_balanced(), "{stats:#?}");
+    let report = rig.pool.shutdown();
+    assert!(report.completed, "{report:?}");
+}
+
+#[test]
+fn a_foreign_error_from_the_driver_is_shown_with_call_name_and_number() {
+    let rig = Rig::new();
+    rig.sim.fail("cuMemHostRegister", Fault::once(2));
+    let error = rig.pool.take_pinned(LEN).unwrap_err();
+    assert!(matches!(&error, Error::NotPinned { bytes: LEN, .. }));
+    assert!(error.to_string().contains("cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (2)"), "{error}");
+    rig.finish();
+}

@@ -1,0 +1,82 @@
+//! The one simulated device of the process, made at the first call from settings that can change until then.
+
+use pinpool::sim::{Cuda, Sim};
+use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// What the device will be like, as far as the control functions can say.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) devices: i32,
+    pub(crate) clock: Clock,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Clock {
+    /// The device moves only when it is stepped.
+    Stepped,
+    /// The device runs by itself at these rates.
+    RealTime { latency: Duration, bytes_per_second: u64, register_per_page: Duration },
+}
+
+/// A PCIe 4.0 card, roughly: 25 GB/s, some microseconds to start a copy, and the cost of page-locking
+/// resident 4 KiB pages that was measured on the machines of this project.
+const TYPICAL: Clock = Clock::RealTime {
+    latency: Duration::from_micros(8),
+    bytes_per_second: 25_000_000_000,
+    register_per_page: Duration::from_nanos(150),
+};
+
+static SETTINGS: LazyLock<Mutex<Settings>> = LazyLock::new(|| {
+    let stepped = std::env::var("FAKE_CUDA_CLOCK").is_ok_and(|value| value == "stepped");
+    Mutex::new(Settings { devices: 1, clock: if stepped { Clock::Stepped } else { TYPICAL } })
+});
+
+static DEVICE: OnceLock<Sim> = OnceLock::new();
+
+fn settings() -> MutexGuard<'static, Settings> {
+    SETTINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Changes the settings; false when the device exists already.
+pub(crate) fn configure(change: impl FnOnce(&mut Settings)) -> bool {
+    let mut settings = settings();
+    let early = DEVICE.get().is_none();
+    if early {
+        change(&mut settings);
+    }
+    early
+}
+
+/// The device, made at the first call.
+pub(crate) fn sim() -> &'static Sim {
+    DEVICE.get_or_init(|| {
+        let settings = settings().clone();
+        let builder = Sim::builder().devices(settings.devices);
+        let sim = match settings.clock {
+            Clock::Stepped => builder.build(),
+            Clock::RealTime { latency, bytes_per_second, register_per_page } => builder
+                .real_time()
+                .operation_latency(latency)
+                .copy_bytes_per_second(bytes_per_second)
+                .register_cost_per_page(register_per_page)
+                .unregister_cost_per_page(register_per_page / 3)
+                .build(),
+        };
+        // A panic could only become a 999 here, so the checks collect what they find.
+        sim.expect_violations();
+        sim
+    })
+}
+
+/// Its raw entry points.
+pub(crate) fn cuda() -> &'static Cuda {
+    sim().cuda()
+}
+
+/// Whether the library plays the toolkit's link-time stub.
+pub(crate) fn is_stub() -> bool {
+    static STUB: LazyLock<bool> =
+        LazyLock::new(|| std::env::var("FAKE_CUDA_STUB").is_ok_and(|value| value == "1"));
+    *STUB
+}

@@ -1,0 +1,130 @@
+//! The device's controls, for a program that opened the library: C functions to be found by `dlsym`.
+//!
+//! Those that configure the device answer false when it exists already, which is since the first call of
+//! any driver function. None unwinds.
+
+use crate::device::{self, Clock};
+use pinpool::sim::Fault;
+use std::ffi::{CStr, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+macro_rules! controls {
+    ($($(#[$doc:meta])* fn $name:ident($($argument:ident: $kind:ty),*) -> $result:ty $body:block)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        ///
+        /// A pointer is valid: a name is a C string, a buffer has the capacity stated.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
+            catch_unwind(AssertUnwindSafe(|| $body)).unwrap_or_default()
+        }
+    )*};
+}
+
+controls! {
+    /// From now on the stream executes nothing.
+    fn fake_cuda_hold(stream: usize) -> () { device::sim().hold(stream) }
+
+    /// Ends a hold.
+    fn fake_cuda_release(stream: usize) -> () { device::sim().release(stream) }
+
+    /// Enqueues an operation that takes this long.
+    fn fake_cuda_stall(stream: usize, ns: u64) -> () { device::sim().stall(stream, Duration::from_nanos(ns)) }
+
+    /// Executes one operation of one stream that is not held; false when nothing could run.
+    fn fake_cuda_step() -> bool { device::sim().step() }
+
+    /// Steps until nothing can run.
+    fn fake_cuda_run_until_idle() -> () { device::sim().run_until_idle() }
+
+    /// Operations enqueued and not yet executed.
+    fn fake_cuda_pending_operations() -> usize { device::sim().pending_operations() }
+
+    /// How often a driver function was called since the last reset.
+    fn fake_cuda_calls(name: *const c_char) -> u64 {
+        // SAFETY: a C string by the contract.
+        let name = unsafe { text(name) };
+        device::sim().calls(&name)
+    }
+
+    /// How often any driver function was called since the last reset.
+    fn fake_cuda_total_calls() -> u64 { device::sim().total_calls() }
+
+    /// Sets the call counters to zero.
+    fn fake_cuda_reset_calls() -> () { device::sim().reset_calls() }
+
+    /// Makes the `nth` call from now of a function fail with this code; 0 makes every call fail.
+    fn fake_cuda_fail(name: *const c_char, nth: u64, code: u32) -> () {
+        // SAFETY: a C string by the contract.
+        let name = unsafe { text(name) };
+        let fault = if nth == 0 { Fault::always(code) } else { Fault::nth(nth, code) };
+        device::sim().fail(&name, fault)
+    }
+
+    /// Makes every call of a function take this much longer.
+    fn fake_cuda_slow(name: *const c_char, ns: u64) -> () {
+        // SAFETY: a C string by the contract.
+        let name = unsafe { text(name) };
+        device::sim().fail(&name, Fault::slow(Duration::from_nanos(ns)))
+    }
+
+    /// Makes every call of a function block until the faults are cleared.
+    fn fake_cuda_hang(name: *const c_char) -> () {
+        // SAFETY: a C string by the contract.
+        let name = unsafe { text(name) };
+        device::sim().fail(&name, Fault::hang())
+    }
+
+    /// Ends all faults.
+    fn fake_cuda_clear_faults() -> () { device::sim().clear_faults() }
+
+    /// How many violations the device's checks have found.
+    fn fake_cuda_violations() -> usize { device::sim().violations().len() }
+
+    /// Prints the violations to standard error.
+    fn fake_cuda_print_violations() -> () {
+        for violation in device::sim().violations() {
+            eprintln!("simulated device: {violation}");
+        }
+    }
+
+    /// Writes a violation's text, cut to `capacity` bytes, without a final zero; gives its whole length.
+    fn fake_cuda_violation_text(index: usize, buffer: *mut u8, capacity: usize) -> usize {
+        let violations = device::sim().violations();
+        let Some(violation) = violations.get(index) else { return 0 };
+        let length = violation.len().min(capacity);
+        // SAFETY: the buffer has `capacity` bytes by the contract.
+        unsafe { std::ptr::copy_nonoverlapping(violation.as_ptr(), buffer, length) };
+        violation.len()
+    }
+
+    /// Bytes that are registered now.
+    fn fake_cuda_registered_bytes() -> usize { device::sim().registered_bytes() }
+
+    /// The device will run by itself at these rates.
+    fn fake_cuda_set_real_time(latency_ns: u64, bytes_per_second: u64, register_ns_per_page: u64) -> bool {
+        device::configure(|settings| {
+            settings.clock = Clock::RealTime {
+                latency: Duration::from_nanos(latency_ns),
+                bytes_per_second,
+                register_per_page: Duration::from_nanos(register_ns_per_page),
+            };
+        })
+    }
+
+    /// The device will move only when it is stepped.
+    fn fake_cuda_set_stepped() -> bool { device::configure(|settings| settings.clock = Clock::Stepped) }
+
+    /// How many devices there will be; with 0, `cuInit` answers 100.
+    fn fake_cuda_set_devices(count: i32) -> bool { device::configure(|settings| settings.devices = count) }
+}
+
+/// # Safety
+///
+/// `name` is a C string.
+unsafe fn text(name: *const c_char) -> String {
+    // SAFETY: the contract.
+    unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+}

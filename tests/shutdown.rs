@@ -1,0 +1,164 @@
+//! `shutdown` drains, joins, unregisters, frees and reports; the next drop starts the pool again.
+
+mod common;
+
+use common::{KIB, PATIENCE, Rig};
+use pinpool::PinnedPool;
+use pinpool::sim::{Fault, Sim};
+use std::time::Duration;
+
+const LEN: usize = 64 * KIB;
+
+fn impatient() -> Rig {
+    Rig::with(Sim::new(), |builder| builder.shutdown_timeout(Duration::from_millis(50)))
+}
+
+/// Threads of this process whose name starts with `name`.
+fn threads_named(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|comm| comm.starts_with(name)).count()
+}
+
+#[test]
+fn everything_is_unregistered_and_freed_and_the_threads_are_gone() {
+    let rig = Rig::with(Sim::new(), |builder| builder.thread_name("shut-a"));
+    rig.shelve(LEN, 3);
+    drop(rig.pinned(4 * KIB));
+    assert!(threads_named("shut-a") > 0);
+    let report = rig.pool.shutdown();
+    assert!(report.completed);
+    assert_eq!((report.unregistered_buffers, report.registered_bytes_after), (4, 0), "{report:?}");
+    assert_eq!(rig.sim.registered_bytes(), 0);
+    assert_eq!(threads_named("shut-a"), 0, "joined");
+    rig.finish();
+}
+
+#[test]
+fn the_pools_own_retain_of_a_context_is_balanced() {
+    let rig = Rig::new();
+    rig.shelve(LEN, 1);
+    assert!(rig.sim.cuda().cu_device_primary_ctx_get_state(0).unwrap().1);
+    rig.pool.shutdown();
+    let Rig { sim, context, pool } = rig;
+    drop(context);
+    assert!(!sim.cuda().cu_device_primary_ctx_get_state(0).unwrap().1, "the pool kept a retain");
+    drop(pool);
+}
+
+#[test]
+fn the_next_drop_starts_the_pool_again() {
+    let rig = Rig::new();
+    for _ in 0..3 {
+        rig.shelve(LEN, 2);
+        assert!(rig.pool.take(LEN).is_pinned());
+        assert!(rig.pool.shutdown().completed);
+        assert_eq!(rig.sim.registered_bytes(), 0);
+    }
+    rig.finish();
+}
+
+#[test]
+fn what_does_not_finish_in_time_is_quarantined_with_its_reason() {
+    let rig = impatient();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    stream.hold();
+    buffer.record_last_use(&stream).unwrap();
+    drop(buffer);
+    let report = rig.pool.shutdown();
+    assert_eq!((report.quarantined_bytes, report.registered_bytes_after), (LEN, LEN), "{report:?}");
+    assert!(report.reasons[0].contains("did not finish"), "{report:?}");
+    rig.assert_balanced();
+    stream.release();
+    rig.finish();
+}
+
+#[test]
+fn a_hanging_driver_call_does_not_hang_the_shutdown() {
+    for entry_point in ["cuMemHostUnregister", "cuMemHostRegister", "cuCtxSynchronize"] {
+        let rig = impatient();
+        rig.shelve(LEN, 1);
+        rig.sim.fail(entry_point, Fault::hang());
+        drop((rig.pool.take(LEN), rig.pool.take(2 * LEN)));
+        let report = rig.pool.shutdown();
+        let stats = rig.pool.stats();
+        assert!(stats.is_balanced(), "{entry_point}: {stats:#?} {report:?}");
+        rig.sim.clear_faults();
+        // The pool goes on afterwards.
+        rig.shelve(4 * KIB, 1);
+        assert!(rig.pool.take(4 * KIB).is_pinned(), "{entry_point}");
+        assert!(rig.pool.drain(PATIENCE));
+    }
+}
+
+#[test]
+fn guards_that_are_out_stay_valid_and_are_released_when_they_drop() {
+    let rig = Rig::new();
+    let mut buffer = rig.pinned(LEN);
+    let report = rig.pool.shutdown();
+    assert_eq!((report.checked_out_buffers, report.registered_bytes_after), (1, LEN), "{report:?}");
+    buffer.fill(1);
+    drop(buffer);
+    rig.drain();
+    assert!(rig.pool.take(LEN).is_pinned());
+    rig.finish();
+}
+
+#[test]
+fn dropping_the_last_handle_releases_everything_without_waiting() {
+    let sim = Sim::new();
+    let context = sim.context(0);
+    let pool = PinnedPool::builder().driver(sim.driver()).thread_name("shut-b").build().unwrap();
+    drop(pool.take(LEN));
+    assert!(pool.drain(PATIENCE));
+    let (hit, miss) = (pool.take(LEN), pool.take(LEN));
+    assert!(hit.is_pinned());
+    let clone = pool.clone();
+    drop(pool);
+    drop(clone);
+    drop(miss);
+    assert_eq!(hit.len(), LEN, "still valid");
+    drop(hit);
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while sim.registered_bytes() > 0 || threads_named("shut-b") > 0 {
+        assert!(std::time::Instant::now() < deadline, "{} bytes left", sim.registered_bytes());
+        std::thread::yield_now();
+    }
+    drop(context);
+    assert!(!sim.cuda().cu_device_primary_ctx_get_state(0).unwrap().1, "the pool kept a retain");
+    sim.assert_clean();
+}
+
+#[test]
+fn shutdown_while_others_take_and_drop_loses_nothing() {
+    let rig = Rig::new();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                rig.context.bind();
+                let stream = rig.context.stream();
+                for _ in 0..300 {
+                    let mut buffer = rig.pool.take(4 * KIB);
+                    buffer.fill(1);
+                    buffer.record_last_use(&stream).unwrap();
+                    rig.sim.run_until_idle();
+                    drop(buffer);
+                }
+            });
+        }
+        for _ in 0..20 {
+            rig.pool.shutdown();
+        }
+    });
+    rig.sim.run_until_idle();
+    rig.finish();
+}
+
+#[test]
+fn an_idle_pool_can_be_shut_down() {
+    let rig = Rig::new();
+    assert!(rig.pool.shutdown().completed);
+    assert_eq!(rig.sim.calls("cuMemHostRegister"), 0);
+    rig.finish();
+}

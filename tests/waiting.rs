@@ -1,0 +1,444 @@
+//! What the pool waits for before it touches a returned block: exactly the recorded events, and without a record
+//! every context that it knows of.
+
+mod common;
+
+use common::{KIB, PATIENCE, Rig, all_zero, copy_to_device, pattern};
+use pinpool::sim::Sim;
+use pinpool::{Error, PinnedPool};
+
+const LEN: usize = 64 * KIB;
+
+#[test]
+fn every_recorded_stream_is_waited_for() {
+    let rig = Rig::new();
+    let (first, second) = (rig.context.stream(), rig.context.stream());
+    let (one, two) = (rig.context.alloc(LEN), rig.context.alloc(LEN));
+    let mut buffer = rig.pinned(LEN);
+    let address = buffer.as_ptr();
+    let bytes = pattern(1, LEN);
+    buffer.copy_from_slice(&bytes);
+    for (stream, device) in [(&first, &one), (&second, &two)] {
+        stream.hold();
+        copy_to_device(stream, &buffer, LEN, device);
+        buffer.record_last_use(stream).unwrap();
+    }
+    drop(buffer);
+    for stream in [&second, &first] {
+        rig.sim.run_until_idle();
+        assert_ne!(rig.pool.take(LEN).as_ptr(), address, "reused before both streams were done");
+        stream.release();
+    }
+    rig.sim.run_until_idle();
+    rig.drain();
+    assert!(one.read() == bytes && two.read() == bytes);
+    rig.finish();
+}
+
+#[test]
+fn two_devices_in_one_pool_each_block_waits_for_its_own() {
+    let rig = Rig::with(Sim::builder().devices(2).build(), |builder| builder);
+    let other = rig.sim.context(1);
+    rig.context.bind();
+    let streams = [rig.context.stream(), other.stream()];
+    let devices = [rig.context.alloc(LEN), other.alloc(LEN)];
+    rig.shelve(LEN, 2);
+    let mut addresses = Vec::new();
+    let bytes: Vec<_> = (0..2).map(|index| pattern(index as u8, LEN)).collect();
+    for index in 0..2 {
+        let mut buffer = rig.pool.take(LEN);
+        assert!(buffer.is_pinned());
+        addresses.push(buffer.as_ptr());
+        buffer.copy_from_slice(&bytes[index]);
+        streams[index].hold();
+        copy_to_device(&streams[index], &buffer, LEN, &devices[index]);
+        buffer.record_last_use(&streams[index]).unwrap();
+    }
+    streams[1].release();
+    rig.sim.run_until_idle();
+    let ready = rig.pool.take(LEN);
+    assert_eq!(ready.as_ptr(), addresses[1], "the block of the device that is done");
+    assert!(all_zero(&ready));
+    streams[0].release();
+    rig.sim.run_until_idle();
+    drop(ready);
+    rig.drain();
+    assert!(devices[0].read() == bytes[0] && devices[1].read() == bytes[1]);
+    rig.finish();
+}
+
+#[test]
+fn one_buffer_may_be_recorded_on_two_devices() {
+    let rig = Rig::with(Sim::builder().devices(2).build(), |builder| builder);
+    let other = rig.sim.context(1);
+    let far = other.stream();
+    rig.context.bind();
+    let near = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    let address = buffer.as_ptr();
+    far.hold();
+    near.hold();
+    buffer.record_last_use(&near).unwrap();
+    buffer.record_last_use(&far).unwrap();
+    drop(buffer);
+    near.release();
+    rig.sim.run_until_idle();
+    assert_ne!(rig.pool.take(LEN).as_ptr(), address);
+    far.release();
+    rig.sim.run_until_idle();
+    rig.drain();
+    rig.finish();
+}
+
+#[test]
+fn without_a_record_every_known_context_is_waited_for() {
+    let rig = Rig::with(Sim::builder().devices(2).build(), |builder| builder);
+    let other = rig.sim.context(1);
+    let far = other.stream();
+    let device = other.alloc(LEN);
+    // The pool learns of the second context from this record alone.
+    rig.pool.take(LEN).record_last_use(&far).unwrap();
+    rig.context.bind();
+    rig.sim.run_until_idle();
+    rig.drain();
+
+    let mut buffer = rig.pool.take(LEN);
+    let address = buffer.as_ptr();
+    let bytes = pattern(9, LEN);
+    buffer.copy_from_slice(&bytes);
+    far.hold();
+    other.bind();
+    copy_to_device(&far, &buffer, LEN, &device);
+    rig.context.bind();
+    // Forgotten: no record, and dropped where another context is current.
+    drop(buffer);
+    rig.sim.run_until_idle();
+    assert!(!rig.pool.drain(std::time::Duration::from_millis(50)), "not waited for the other context");
+    assert_ne!(rig.pool.take(LEN).as_ptr(), address);
+    far.release();
+    rig.drain();
+    assert!(device.read() == bytes, "wrong bytes on the device");
+    rig.finish();
+}
+
+#[test]
+fn a_forgotten_use_in_a_context_that_only_the_dropping_thread_has_is_waited_for() {
+    let sim = Sim::new();
+    let rig = Rig::with(sim, |builder| builder);
+    let cuda = rig.sim.cuda();
+    rig.shelve(LEN, 1);
+    // A context that is no primary one and was never shown to the pool.
+    let context = cuda.cu_ctx_create(0, 0).unwrap();
+    let stream = cuda.cu_stream_create(1).unwrap();
+    let buffer = rig.pool.take(LEN);
+    let address = buffer.as_ptr();
+    rig.sim.hold(stream);
+    rig.sim.stall(stream, std::time::Duration::ZERO);
+    drop(buffer);
+    assert!(!rig.pool.drain(std::time::Duration::from_millis(50)), "not waited for");
+    assert_ne!(rig.pool.take(LEN).as_ptr(), address);
+    rig.sim.release(stream);
+    rig.drain();
+    rig.drain();
+    assert!(rig.pool.shutdown().completed);
+    cuda.cu_stream_destroy(stream).unwrap();
+    cuda.cu_ctx_destroy(context).unwrap();
+    rig.context.bind();
+    rig.finish();
+}
+
+#[test]
+fn a_pageable_buffer_waits_for_its_records_too() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pool.take(LEN);
+    assert!(!buffer.is_pinned());
+    stream.hold();
+    buffer.record_last_use(&stream).unwrap();
+    rig.sim.stall(stream.handle(), std::time::Duration::ZERO);
+    drop(buffer);
+    rig.sim.run_until_idle();
+    assert!(!rig.pool.drain(std::time::Duration::from_millis(50)), "dealt with before its record");
+    assert_eq!(rig.sim.calls("cuMemHostRegister"), 0);
+    stream.release();
+    rig.sim.run_until_idle();
+    rig.drain();
+    assert_eq!(rig.sim.calls("cuMemHostRegister"), 1);
+    rig.finish();
+}
+
+#[test]
+fn a_forgotten_pageable_buffer_waits_where_the_device_reads_pageable_memory_itself() {
+    for (reads, waits) in [(0, false), (1, true)] {
+        let rig = Rig::with(Sim::builder().attribute(88, reads).build(), |builder| builder);
+        let stream = rig.context.stream();
+        stream.hold();
+        rig.sim.stall(stream.handle(), std::time::Duration::ZERO);
+        drop(rig.pool.take(LEN));
+        let settled = rig.pool.drain(if waits { std::time::Duration::from_millis(50) } else { PATIENCE });
+        assert_eq!(settled, !waits);
+        stream.release();
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_mutable_access_waits_for_the_noted_reads() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let device = rig.context.alloc(LEN);
+    let mut buffer = rig.pinned(LEN);
+    let bytes = pattern(4, LEN);
+    buffer.copy_from_slice(&bytes);
+    stream.hold();
+    copy_to_device(&stream, &buffer, LEN, &device);
+    buffer.record_last_use(&stream).unwrap();
+    assert!(!buffer.is_quiescent().unwrap());
+    let _ = buffer[0]; // Reading needs no wait.
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            buffer.fill(0xee);
+            buffer
+        });
+        // The writer asks the driver and finds the copy pending; a write before its end would show below.
+        while rig.sim.calls("cuEventQuery") < 3 {
+            std::thread::yield_now();
+        }
+        assert!(!writer.is_finished());
+        stream.release();
+        rig.sim.run_until_idle();
+        let buffer = writer.join().unwrap();
+        assert!(buffer.is_quiescent().unwrap());
+        buffer.wait().unwrap();
+        drop(buffer);
+    });
+    assert!(device.read() == bytes, "the device read what was written later");
+    rig.finish();
+}
+
+#[test]
+fn wait_returns_when_the_noted_uses_are_done() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    stream.hold();
+    buffer.record_last_use(&stream).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| buffer.wait());
+        while rig.sim.calls("cuEventQuery") < 3 {
+            std::thread::yield_now();
+        }
+        assert!(!waiter.is_finished());
+        stream.release();
+        rig.sim.run_until_idle();
+        waiter.join().unwrap().unwrap();
+    });
+    assert!(buffer.is_quiescent().unwrap());
+    drop(buffer);
+    rig.finish();
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn a_proof_of_the_caller_replaces_every_wait() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    let address = buffer.as_ptr();
+    stream.hold();
+    buffer.record_last_use(&stream).unwrap();
+    // SAFETY: nothing was enqueued that touches the buffer.
+    unsafe { buffer.assume_quiescent() };
+    assert!(buffer.is_quiescent().unwrap());
+    drop(buffer);
+    rig.drain();
+    let mut buffer = rig.pool.take(LEN);
+    assert_eq!(buffer.as_ptr(), address);
+    // A record after the proof counts again.
+    // SAFETY: as above.
+    unsafe { buffer.assume_quiescent() };
+    buffer.record_last_use(&stream).unwrap();
+    drop(buffer);
+    rig.sim.run_until_idle();
+    assert_ne!(rig.pool.take(LEN).as_ptr(), address);
+    stream.release();
+    rig.sim.run_until_idle();
+    rig.finish();
+}
+
+#[test]
+fn one_event_that_never_completes_delays_no_other_buffer() {
+    let rig = Rig::new();
+    let (stuck, free) = (rig.context.stream(), rig.context.stream());
+    rig.shelve(LEN, 201);
+    let mut buffers: Vec<_> = (0..201).map(|_| rig.pool.take(LEN)).collect();
+    assert!(buffers.iter().all(|buffer| buffer.is_pinned()));
+    stuck.hold();
+    let mut first = buffers.remove(0);
+    first.record_last_use(&stuck).unwrap();
+    drop(first);
+    for mut buffer in buffers {
+        buffer.record_last_use(&free).unwrap();
+    }
+    rig.sim.run_until_idle();
+    let ready: Vec<_> = (0..200).map(|_| rig.pool.take(LEN)).collect();
+    assert!(ready.iter().all(|buffer| buffer.is_pinned()), "{:#?}", rig.pool.stats());
+    assert_eq!(rig.pool.stats().queued_buffers, 1);
+    stuck.release();
+    rig.sim.run_until_idle();
+    drop(ready);
+    rig.finish();
+}
+
+#[test]
+fn the_driver_reusing_a_stream_handle_hides_no_completed_event() {
+    // A queue is kept by handle as a hint; behind a head that stays pending its followers are asked too.
+    let rig = Rig::new();
+    rig.shelve(LEN, 2);
+    let (mut stuck, mut done) = (rig.pool.take(LEN), rig.pool.take(LEN));
+    let address = done.as_ptr();
+    let old = rig.context.stream();
+    let handle = old.handle();
+    old.hold();
+    rig.sim.stall(handle, std::time::Duration::ZERO);
+    stuck.record_last_use(&old).unwrap();
+    drop(old);
+    let new = rig.context.stream();
+    assert_eq!(new.handle(), handle, "this test is about a reused handle");
+    done.record_last_use(&new).unwrap();
+    drop((stuck, done));
+    rig.sim.run_until_idle();
+    rig.drain();
+    let taken = [rig.pool.take(LEN), rig.pool.take(LEN)];
+    assert!(taken.iter().any(|buffer| buffer.as_ptr() == address));
+    drop(taken);
+    rig.finish();
+}
+
+#[test]
+fn the_context_wide_wait_has_a_lane_of_its_own() {
+    let rig = Rig::new();
+    let (held, free) = (rig.context.stream(), rig.context.stream());
+    rig.shelve(LEN, 2);
+    let (forgotten, mut recorded) = (rig.pool.take(LEN), rig.pool.take(LEN));
+    let address = recorded.as_ptr();
+    held.hold();
+    rig.sim.stall(held.handle(), std::time::Duration::ZERO);
+    drop(forgotten);
+    recorded.record_last_use(&free).unwrap();
+    drop(recorded);
+    rig.sim.run_until_idle();
+    let ready = rig.pool.take(LEN);
+    assert_eq!(ready.as_ptr(), address, "a recorded block waited behind a context-wide wait");
+    held.release();
+    drop(ready);
+    rig.finish();
+}
+
+#[test]
+fn one_context_wait_serves_all_that_wait_for_it() {
+    let rig = Rig::new();
+    rig.shelve(LEN, 50);
+    let before = rig.pool.stats().context_waits;
+    let hold = rig.pool.hold_cleaner();
+    drop((0..50).map(|_| rig.pool.take(LEN)).collect::<Vec<_>>());
+    let waits = rig.pool.hold_context_waits();
+    drop(hold);
+    assert!(
+        !rig.pool.drain(std::time::Duration::from_millis(50)),
+        "a context-wide wait was made in spite of the hold"
+    );
+    assert_eq!(rig.pool.stats().context_waits, before);
+    drop(waits);
+    rig.drain();
+    let made = rig.pool.stats().context_waits - before;
+    assert!((1..=2).contains(&made), "{made} waits for 50 blocks");
+    rig.finish();
+}
+
+#[test]
+fn registration_runs_in_its_own_lane() {
+    use pinpool::sim::Fault;
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut pinned = rig.pinned(LEN);
+    let address = pinned.as_ptr();
+    rig.sim.fail("cuMemHostRegister", Fault::hang());
+    drop(rig.pool.take(4 * LEN));
+    while rig.sim.hanging_calls() == 0 {
+        std::thread::yield_now();
+    }
+    pinned.record_last_use(&stream).unwrap();
+    drop(pinned);
+    rig.sim.run_until_idle();
+    // Not by harvest: the cleaner itself must get it onto the shelf.
+    while rig.pool.stats().pooled_buffers == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(rig.pool.take(LEN).as_ptr(), address);
+    rig.sim.clear_faults();
+    rig.finish();
+}
+
+#[test]
+fn an_event_is_never_recorded_again_before_its_completion() {
+    let rig = Rig::new();
+    let streams: Vec<_> = (0..4).map(|_| rig.context.stream()).collect();
+    rig.shelve(LEN, 4);
+    for round in 0..50 {
+        let mut buffer = rig.pool.take(LEN);
+        let stream = &streams[round % 4];
+        if round % 3 == 0 {
+            stream.hold()
+        } else {
+            stream.release()
+        }
+        buffer.record_last_use(stream).unwrap();
+        buffer.record_last_use(&streams[(round + 1) % 4]).unwrap();
+        drop(buffer);
+        rig.sim.step();
+    }
+    streams.iter().for_each(|stream| stream.release());
+    rig.sim.run_until_idle();
+    rig.drain();
+    let created = rig.sim.calls("cuEventCreate");
+    for _ in 0..50 {
+        let mut buffer = rig.pool.take(LEN);
+        buffer.record_last_use(&streams[0]).unwrap();
+        rig.sim.run_until_idle();
+        drop(buffer);
+        rig.drain();
+    }
+    assert_eq!(rig.sim.calls("cuEventCreate"), created, "events are reused");
+    rig.finish();
+}
+
+#[test]
+fn a_buffer_recorded_for_ever_keeps_few_events() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    for _ in 0..1000 {
+        buffer.record_last_use(&stream).unwrap();
+        rig.sim.run_until_idle();
+    }
+    assert!(rig.sim.calls("cuEventCreate") < 20, "{} events", rig.sim.calls("cuEventCreate"));
+    drop(buffer);
+    rig.finish();
+}
+
+#[test]
+fn a_stream_of_another_device_simulation_is_refused_by_name() {
+    let rig = Rig::new();
+    let foreign = Sim::new();
+    let stream = foreign.context(0).stream();
+    let mut buffer = rig.pool.take(LEN);
+    let error = buffer.record_last_use(&stream).unwrap_err();
+    assert!(matches!(error, Error::ForeignStream { stream: "simulated", pool: "simulated", .. }), "{error}");
+    let host = PinnedPool::builder().driver(pinpool::Driver::host_only()).build().unwrap();
+    let error = host.take(1).record_last_use(&stream).unwrap_err();
+    assert!(error.to_string().contains("host"), "{error}");
+    rig.context.bind();
+    drop(buffer);
+    rig.finish();
+}
