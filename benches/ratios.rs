@@ -113,13 +113,13 @@ fn take_alone<S: Subject>(table: &Table) -> f64 {
 fn drop_burst<S: Subject>(table: &Table) -> f64 {
     let rig = Rig::new();
     let subject: S = rows::warmed(&rig, KIB_64);
-    table.median(BURSTS, |operations| rows::drop_burst(&subject, KIB_64, operations))
+    table.median(BURSTS, |operations| rows::drop_burst(&subject, &rig, KIB_64, operations))
 }
 
 fn drop_alone<S: Subject>(table: &Table) -> f64 {
     let rig = Rig::new();
     let subject: S = rows::warmed(&rig, KIB_64);
-    table.median(ALONE, |operations| rows::drop_alone(&subject, KIB_64, operations))
+    table.median(ALONE, |operations| rows::drop_alone(&subject, &rig, KIB_64, operations))
 }
 
 fn record<S: Subject>(table: &Table) -> f64 {
@@ -149,7 +149,7 @@ fn shelved_again<S: Subject>(table: &Table, bytes: usize) -> f64 {
     let subject: S = rows::with_one(&rig, bytes);
     let samples = if S::NAME == "pinpool" { 300 } else { 15 };
     table.median(Effort { samples, operations: 1 }, |operations| {
-        rows::drop_to_shelf(&subject, bytes, operations)
+        rows::drop_to_shelf(&subject, &rig, bytes, operations)
     })
 }
 
