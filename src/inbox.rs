@@ -20,9 +20,12 @@ const SLOTS_PER_CLASS: usize = 1024;
 pub(crate) struct Inbox<T> {
     /// Bit `n`: something may wait in class `n`. The top bit: in the overflow.
     arrivals: AtomicU64,
-    classes: Box<[OnceLock<(Sender<T>, Receiver<T>)>]>,
-    overflow: (Sender<(SizeClass, T)>, Receiver<(SizeClass, T)>),
+    classes: Box<[OnceLock<Channel<T>>]>,
+    overflow: Channel<(SizeClass, T)>,
 }
+
+/// Both ends of a channel; they live together, so neither is ever disconnected.
+type Channel<T> = (Sender<T>, Receiver<T>);
 
 const OVERFLOW_BIT: u64 = 1 << 63;
 

@@ -5,7 +5,7 @@ use crate::driver::{ContextHandle, DriverIdentity, KeepAlive, StreamHandle};
 /// A stream on which a buffer's last use can be recorded.
 ///
 /// Implemented for cudarc's `CudaStream` and `Arc<CudaStream>`, for the simulated device's stream, and
-/// for [`RawStream`]. Sealed: the pool trusts what it says about the context's lifetime.
+/// for [`RawStream`](crate::RawStream). Sealed: the pool trusts what it says about the context's lifetime.
 pub trait AsStream: sealed::AsStreamRef {}
 
 impl<T: sealed::AsStreamRef + ?Sized> AsStream for T {}
