@@ -84,11 +84,14 @@ pub fn record<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64)
 pub enum Use {
     /// Nothing: the caller vouches that no device touches it.
     Nothing,
-    /// Records a use.
+    /// Records a use, on a stream of the thread's own.
     Record,
 }
 
-/// Take and drop, take and drop, on so many threads at once: `iterations` on each.
+/// Take and drop, again and again, on so many threads at once: `iterations` on each.
+///
+/// Without the one or the other pinpool would wait for whole contexts, as it must; the classic pool waits
+/// for nothing then, and would reuse memory in flight.
 pub fn take_drop_loop<S: Subject>(
     subject: &S,
     rig: &Rig,
@@ -96,19 +99,19 @@ pub fn take_drop_loop<S: Subject>(
     (threads, between): (usize, Use),
     iterations: u64,
 ) -> Duration {
-    let cycle = || {
-        let mut buffer = subject.take(bytes);
-        match between {
-            Use::Nothing => buffer.vouch_for_quiescence(),
-            Use::Record => buffer.record(&rig.stream),
-        }
-    };
+    let streams: Vec<_> = (0..threads).map(|_| rig.context.stream()).collect();
     let start = Instant::now();
     std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
+        for stream in &streams {
+            scope.spawn(move || {
                 rig.context.bind();
-                (0..iterations).for_each(|_| cycle());
+                for _ in 0..iterations {
+                    let mut buffer = subject.take(bytes);
+                    match between {
+                        Use::Nothing => buffer.vouch_for_quiescence(),
+                        Use::Record => buffer.record(stream),
+                    }
+                }
             });
         }
     });
