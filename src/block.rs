@@ -305,8 +305,13 @@ impl Quiescent {
     }
 
     /// Ready for a shelf once nothing is dirty.
-    pub(crate) fn into_ready(self) -> Result<Ready, Self> {
-        if self.0.dirty_bytes == 0 { Ok(Ready(self.0)) } else { Err(self) }
+    pub(crate) fn into_ready(self, driver: &Driver) -> Result<Ready, Self> {
+        if self.0.dirty_bytes > 0 {
+            return Err(self);
+        }
+        // From here on any taker may get it, so this is where it is handed out.
+        driver.api().before_host_access(HostAccess::HandOut, self.0.pages.base(), self.0.class.bytes());
+        Ok(Ready(self.0))
     }
 
     /// Straight to a caller, still dirty up to `dirty_bytes`; the memory is told apart by the guard.
@@ -322,8 +327,7 @@ impl Quiescent {
 
 impl Ready {
     #[inline]
-    pub(crate) fn hand_out(self, driver: &Driver) -> Out {
-        driver.api().before_host_access(HostAccess::HandOut, self.0.pages.base(), self.0.class.bytes());
+    pub(crate) fn hand_out(self) -> Out {
         Out(self.0)
     }
 
@@ -375,9 +379,9 @@ mod tests {
         out.slice_mut(4 << 20).fill(9);
         let returned = out.give_back((1 << 20) + 5, None, 0);
         let quiescent = returned.settle(&driver, Proof::NothingOutstanding);
-        let mut quiescent = quiescent.into_ready().expect_err("dirty");
+        let mut quiescent = quiescent.into_ready(&driver).expect_err("dirty");
         while quiescent.zero_step(&driver, (1 << 20) + 5) > 0 {}
-        let out = quiescent.into_ready().expect("clean").hand_out(&driver);
+        let out = quiescent.into_ready(&driver).expect("clean").hand_out();
         let bytes = out.slice(4 << 20);
         assert!(bytes[..(1 << 20) + 5].iter().all(|byte| *byte == 0));
         assert!(

@@ -1,5 +1,6 @@
 //! The simulated device in real time, and with everything free. Bounds are lower bounds wherever they can
 //! be, so that a busy machine fails nothing.
+#![allow(unsafe_code)] // A counting allocator.
 
 mod sim_common;
 
@@ -180,7 +181,6 @@ thread_local! {
 /// Counts what each thread allocates.
 struct Counting;
 
-#[allow(unsafe_code)]
 // SAFETY: hands everything on to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
