@@ -18,6 +18,7 @@ const MAX_POOLED_BLOCKS: usize = 16_384;
 
 /// The shelves of a pool.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Shelf {
     classes: Box<[ClassShelf]>,
     budget: Mutex<Budget>,
@@ -77,7 +78,6 @@ impl Shelf {
     /// Hits and pooled buffers of a class, for the statistics.
     pub(crate) fn counts(&self, class: SizeClass) -> ShelfCounts {
         let shelf = &self.classes[class.index()];
-        let _still = shelf.blocks.lock();
         let read = |split: &Split| [split.of(false).read(), split.of(true).read()];
         ShelfCounts { hits: read(&shelf.hits), pooled: read(&shelf.pooled) }
     }

@@ -37,7 +37,7 @@ pub fn take_alone<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: 
     })
 }
 
-/// Drops in bursts of 64.
+/// Drops in bursts of 64, of buffers whose use was recorded.
 pub fn drop_burst<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     in_bursts(iterations, |count| {
         let mut taken = take_all(subject, bytes);
@@ -51,7 +51,7 @@ pub fn drop_burst<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: 
     })
 }
 
-/// One drop per 200 us.
+/// One drop per 200 us, of a buffer whose use was recorded.
 pub fn drop_alone<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     in_bursts(iterations, |count| {
         let mut taken = take_all(subject, bytes);
@@ -168,7 +168,9 @@ pub fn drop_to_shelf<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iteration
         wait_until_ready(subject, bytes, 1);
         let mut buffer = subject.take(bytes);
         buffer.bytes_mut().fill(1);
+        copy(rig, buffer.bytes());
         buffer.record(&rig.stream);
+        rig.stream.synchronize();
         let start = Instant::now();
         drop(buffer);
         wait_until_ready(subject, bytes, 1);
