@@ -23,6 +23,8 @@ pub struct StreamRef<'a> {
 /// How a stream's context is kept alive for as long as the pool has an event or a registration in it.
 pub(crate) enum Keep<'a> {
     /// It is the primary context of this device: the pool takes a retain of its own.
+    #[cfg_attr(not(any(feature = "cudarc", feature = "sim")), allow(dead_code))]
+    // there is only `RawStream` then
     Primary(i32),
     /// An owner can be had by calling this.
     #[allow(dead_code)] // Only streams of a binding with owned, non-primary contexts need it.
