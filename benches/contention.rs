@@ -25,7 +25,9 @@ fn loops_of<S: Subject>(criterion: &mut Criterion) {
         let subject: S = rows::warmed(&rig, LOOP_BYTES);
         group.throughput(Throughput::Elements(threads as u64));
         group.bench_function(format!("{threads} threads/{}", S::NAME), |bencher| {
-            bencher.iter_custom(|iterations| rows::take_drop_loop(&subject, LOOP_BYTES, threads, iterations));
+            bencher.iter_custom(|iterations| {
+                rows::take_drop_loop(&subject, &rig, LOOP_BYTES, threads, iterations)
+            });
         });
     }
     group.finish();

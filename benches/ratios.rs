@@ -113,13 +113,13 @@ fn take_alone<S: Subject>(table: &Table) -> f64 {
 fn drop_burst<S: Subject>(table: &Table) -> f64 {
     let rig = Rig::new();
     let subject: S = rows::warmed(&rig, KIB_64);
-    table.median(BURSTS, |operations| rows::drop_burst(&subject, KIB_64, operations))
+    table.median(BURSTS, |operations| rows::drop_burst(&subject, &rig, KIB_64, operations))
 }
 
 fn drop_alone<S: Subject>(table: &Table) -> f64 {
     let rig = Rig::new();
     let subject: S = rows::warmed(&rig, KIB_64);
-    table.median(ALONE, |operations| rows::drop_alone(&subject, KIB_64, operations))
+    table.median(ALONE, |operations| rows::drop_alone(&subject, &rig, KIB_64, operations))
 }
 
 fn record<S: Subject>(table: &Table) -> f64 {
@@ -132,7 +132,7 @@ fn take_drop<S: Subject>(table: &Table, threads: usize) -> f64 {
     let rig = Rig::new();
     let subject: S = rows::warmed(&rig, 4 << 10);
     let effort = Effort { samples: 15, operations: 20_000 };
-    table.median(effort, |operations| rows::take_drop_loop(&subject, 4 << 10, threads, operations))
+    table.median(effort, |operations| rows::take_drop_loop(&subject, &rig, 4 << 10, threads, operations))
         / threads as f64
 }
 
@@ -149,7 +149,7 @@ fn shelved_again<S: Subject>(table: &Table, bytes: usize) -> f64 {
     let subject: S = rows::with_one(&rig, bytes);
     let samples = if S::NAME == "pinpool" { 300 } else { 15 };
     table.median(Effort { samples, operations: 1 }, |operations| {
-        rows::drop_to_shelf(&subject, bytes, operations)
+        rows::drop_to_shelf(&subject, &rig, bytes, operations)
     })
 }
 
@@ -176,8 +176,8 @@ fn main() -> ExitCode {
     row!("drop, burst of 64", Bar::None, drop_burst);
     row!("drop, one per 200 us", Bar::TimesFaster(5.0), drop_alone);
     row!("record_last_use", Bar::None, record);
-    row!("take and drop in a loop, 4 KiB, 1 thread", Bar::None, take_drop, 1);
-    row!("take and drop in a loop, 4 KiB, 2 threads", Bar::None, take_drop, 2);
+    row!("take, record, drop in a loop, 4 KiB, 1 thread", Bar::None, take_drop, 1);
+    row!("take, record, drop in a loop, 4 KiB, 2 threads", Bar::None, take_drop, 2);
     row!("drop to pinned take, 64 KiB dirty", Bar::TimesFaster(1000.0), pinned_again, KIB_64);
     row!("drop to pinned take, 1 MiB dirty", Bar::None, pinned_again, MIB_1);
     row!("drop to shelf with no taker, 64 KiB dirty", Bar::None, shelved_again, KIB_64);

@@ -22,7 +22,7 @@ use crate::lanes::{
 use crate::os::tune_background_thread;
 use crate::pending::Stage;
 use crate::queues::{Failure, Queues};
-use crate::shelf::Shelved;
+use crate::shelf::Placed;
 use crate::size_class::SizeClass;
 use crate::sync::{Arc, thread};
 use std::time::{Duration, Instant};
@@ -213,9 +213,10 @@ impl Cleaner {
     }
 
     fn poll(&mut self) {
-        let home = self.home.clone();
         let mut failures = Vec::new();
-        self.queues.poll(&home.driver, &home.pending, |failure| failures.push(failure));
+        // Borrowed and not cloned: the reference count stands on the cache line that every take writes.
+        let Self { home, queues, .. } = self;
+        queues.poll(&home.driver, &home.pending, |failure| failures.push(failure));
         failures.into_iter().for_each(|failure| self.wait_failed(failure));
     }
 
@@ -318,7 +319,7 @@ impl Cleaner {
             self.home.counts.zeroed_bytes.add(whole_bytes as u64);
             self.home.counts.zero_ns.add(zeroing.as_nanos() as u64);
         }
-        match block.into_ready() {
+        match block.into_ready(&self.home.driver) {
             Ok(ready) => self.shelve(ready),
             // A step that zeroed nothing leaves nothing dirty; were it otherwise, the block is let go.
             Err(block) => self.let_go(block),
@@ -334,11 +335,11 @@ impl Cleaner {
             self.release.push(ReleaseJob::Retire(other.retire()));
         }
         match shelved {
-            Shelved::Kept => {
+            Placed::Kept => {
                 self.home.counts.class(class).recycled.add(1);
                 self.home.counts.class(class).settled[epoch].of(pinned).add(1);
             }
-            Shelved::Refused(block) => self.retire(block.retire()),
+            Placed::Refused(block) => self.retire(block.retire()),
         }
     }
 

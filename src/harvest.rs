@@ -39,7 +39,7 @@ pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) ->
         }
         loop {
             if let Some(block) = home.shelf.pop(class) {
-                return Some(block.hand_out(&home.driver));
+                return Some(block.hand_out());
             }
             let (in_hand, moves_now) = home.pending.transit(class);
             if moves_now != moves {

@@ -13,12 +13,15 @@ use std::time::Duration;
 const SLOTS_PER_CLASS: usize = 1024;
 
 /// Returned values by class, and the flags that say where to look.
+///
+/// Apart from its neighbours, because every drop writes the flags.
 #[derive(Debug)]
+#[repr(C, align(128))]
 pub(crate) struct Inbox<T> {
-    classes: Box<[OnceLock<(Sender<T>, Receiver<T>)>]>,
-    overflow: (Sender<(SizeClass, T)>, Receiver<(SizeClass, T)>),
     /// Bit `n`: something may wait in class `n`. The top bit: in the overflow.
     arrivals: AtomicU64,
+    classes: Box<[OnceLock<(Sender<T>, Receiver<T>)>]>,
+    overflow: (Sender<(SizeClass, T)>, Receiver<(SizeClass, T)>),
 }
 
 const OVERFLOW_BIT: u64 = 1 << 63;

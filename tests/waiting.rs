@@ -1,6 +1,8 @@
 //! What the pool waits for before it touches a returned block: exactly the recorded events, and without a record
 //! every context that it knows of.
 
+#![allow(unsafe_code)] // `assume_quiescent` is an unsafe promise of the caller's.
+
 mod common;
 
 use common::{KIB, PATIENCE, Rig, all_zero, copy_to_device, pattern};
@@ -239,7 +241,6 @@ fn wait_returns_when_the_noted_uses_are_done() {
 }
 
 #[test]
-#[allow(unsafe_code)]
 fn a_proof_of_the_caller_replaces_every_wait() {
     let rig = Rig::new();
     let stream = rig.context.stream();

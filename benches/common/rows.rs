@@ -37,10 +37,11 @@ pub fn take_alone<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Dur
     })
 }
 
-/// Drops in bursts of 64.
-pub fn drop_burst<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+/// Drops in bursts of 64, of buffers whose use was recorded.
+pub fn drop_burst<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     in_bursts(iterations, |count| {
         let mut taken = take_all(subject, bytes);
+        taken.iter_mut().for_each(|buffer| buffer.record(&rig.stream));
         let rest = taken.split_off(count);
         let start = Instant::now();
         taken.into_iter().for_each(drop);
@@ -50,10 +51,11 @@ pub fn drop_burst<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Dur
     })
 }
 
-/// One drop per 200 us.
-pub fn drop_alone<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+/// One drop per 200 us, of a buffer whose use was recorded.
+pub fn drop_alone<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     in_bursts(iterations, |count| {
         let mut taken = take_all(subject, bytes);
+        taken.iter_mut().for_each(|buffer| buffer.record(&rig.stream));
         let rest = taken.split_off(count);
         let times = taken.into_iter().map(|buffer| {
             std::thread::sleep(PAUSE);
@@ -77,12 +79,28 @@ pub fn record<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64)
     })
 }
 
-/// Take and drop, take and drop, on so many threads at once: `iterations` on each.
-pub fn take_drop_loop<S: Subject>(subject: &S, bytes: usize, threads: usize, iterations: u64) -> Duration {
+/// Take, record and drop, again and again, on so many threads at once: `iterations` on each. Each thread
+/// has a stream of its own. (Without the record pinpool waits for whole contexts, as it must; the classic
+/// pool waits for nothing and would reuse memory in flight.)
+pub fn take_drop_loop<S: Subject>(
+    subject: &S,
+    rig: &Rig,
+    bytes: usize,
+    threads: usize,
+    iterations: u64,
+) -> Duration {
+    let streams: Vec<_> = (0..threads).map(|_| rig.context.stream()).collect();
     let start = Instant::now();
     std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| (0..iterations).for_each(|_| drop(subject.take(bytes))));
+        for stream in &streams {
+            scope.spawn(move || {
+                rig.context.bind();
+                for _ in 0..iterations {
+                    let mut buffer = subject.take(bytes);
+                    buffer.record(stream);
+                    drop(buffer);
+                }
+            });
         }
     });
     start.elapsed()
@@ -132,12 +150,15 @@ pub fn drop_to_pinned_take<S: Subject>(subject: &S, rig: &Rig, bytes: usize, ite
 }
 
 /// From the drop of a dirty buffer to its place on the shelf, when nobody asks for it.
-pub fn drop_to_shelf<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+pub fn drop_to_shelf<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     let mut total = Duration::ZERO;
     for _ in 0..iterations {
         wait_until_ready(subject, bytes, 1);
         let mut buffer = subject.take(bytes);
         buffer.bytes_mut().fill(1);
+        copy(rig, buffer.bytes());
+        buffer.record(&rig.stream);
+        rig.stream.synchronize();
         let start = Instant::now();
         drop(buffer);
         wait_until_ready(subject, bytes, 1);

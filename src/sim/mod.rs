@@ -50,7 +50,8 @@
 //! * `cuMemHostUnregister` and `cuMemFreeHost` of memory that an unfinished operation uses.
 //! * A pool that zeroes, unmaps or hands out such memory.
 //! * A pool that records an event again, or destroys it, while its record is pending, or records it on a
-//!   stream of another context.
+//!   stream of another context; or that releases a primary context more often than it retained it.
+//! * A host function that panics.
 //!
 //! # What is not simulated
 //!

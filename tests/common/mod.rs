@@ -30,9 +30,14 @@ impl Rig {
         Self { pool, context, sim }
     }
 
-    /// Waits until everything returned so far is dealt with.
+    /// Waits until everything returned so far is dealt with, and everything evicted so far is let go.
     pub fn drain(&self) {
         assert!(self.pool.drain(PATIENCE), "the pool did not settle: {:#?}", self.pool.stats());
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while self.pool.stats().retiring_bytes > 0 {
+            assert!(std::time::Instant::now() < deadline, "not let go: {:#?}", self.pool.stats());
+            std::thread::yield_now();
+        }
     }
 
     /// Leaves `count` page-locked buffers of the class on the shelf.
