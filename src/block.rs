@@ -16,6 +16,7 @@ use crate::driver::{ContextHandle, Driver, HostAccess};
 use crate::error::CallError;
 use crate::events::{self, Use};
 use crate::pages::Pages;
+use crate::regions;
 use crate::size_class::SizeClass;
 use crate::sync::Arc;
 use crate::zero;
@@ -44,6 +45,8 @@ struct Body {
     epoch: u8,
     uses: Uses,
     returned_at: Option<std::time::Instant>,
+    /// The name of the pages in the record of page-locked regions, while they are registered.
+    region: Option<regions::Token>,
 }
 
 /// What the records say about when the device is done with a block.
@@ -123,6 +126,17 @@ impl Out {
     /// A fresh, pageable, all-zero block.
     pub(crate) fn fresh(pages: Pages, class: SizeClass) -> Self {
         debug_assert_eq!(pages.bytes(), class.bytes());
+        Self::of(pages, class)
+    }
+
+    /// Memory of another allocator: of no class's exact size, and never for a shelf. Its class is only where
+    /// it is counted.
+    pub(crate) fn foreign(pages: Pages, class: SizeClass) -> Self {
+        debug_assert!(pages.bytes() <= class.bytes());
+        Self::of(pages, class)
+    }
+
+    fn of(pages: Pages, class: SizeClass) -> Self {
         Self(Box::new(Body {
             pages: ManuallyDrop::new(pages),
             registered_in: None,
@@ -133,6 +147,7 @@ impl Out {
             epoch: 0,
             uses: Uses::new(),
             returned_at: None,
+            region: None,
         }))
     }
 
@@ -259,7 +274,8 @@ impl Returned {
     }
 
     /// Leaks the block with its events; the caller counts it.
-    pub(crate) fn quarantine(self) {
+    pub(crate) fn quarantine(mut self) {
+        self.0.pages.leak();
         std::mem::forget(self.0);
     }
 }
@@ -274,12 +290,17 @@ impl Quiescent {
         debug_assert!(!self.is_pinned());
         // Hidden before it is pinned: the kernel copies pinned pages into every forked child.
         self.0.pages.hide_from_children();
-        match driver.api().register(self.0.pages.base(), self.0.class.bytes()) {
+        let (base, bytes) = (self.0.pages.base(), self.0.pages.bytes());
+        // Recorded before it is pinned, and forgotten after, so that nobody takes pinned memory for pageable.
+        let region = regions::note(base, bytes);
+        match driver.api().register(base, bytes) {
             Ok(()) => {
                 self.0.registered_in = Some(context);
+                self.0.region = Some(region);
                 Ok(())
             }
             Err(error) => {
+                regions::forget(region);
                 self.0.pages.show_to_children();
                 Err(error)
             }
@@ -313,13 +334,13 @@ impl Quiescent {
             return Err(self);
         }
         // From here on any taker may get it, so this is where it is handed out.
-        driver.api().before_host_access(HostAccess::HandOut, self.0.pages.base(), self.0.class.bytes());
+        driver.api().before_host_access(HostAccess::HandOut, self.0.pages.base(), self.0.pages.bytes());
         Ok(Ready(self.0))
     }
 
     /// Straight to a caller, still dirty up to `dirty_bytes`; the memory is told apart by the guard.
     pub(crate) fn hand_out(self, driver: &Driver) -> Out {
-        driver.api().before_host_access(HostAccess::HandOut, self.0.pages.base(), self.0.class.bytes());
+        driver.api().before_host_access(HostAccess::HandOut, self.0.pages.base(), self.0.pages.bytes());
         Out(self.0)
     }
 
@@ -353,14 +374,18 @@ pub(crate) enum Released {
 impl Retiring {
     /// Unregisters and unmaps. May block in the driver.
     pub(crate) fn release(self, driver: &Driver) -> Released {
-        let Body { pages, registered_in, class, .. } = *self.0;
-        let base = pages.base();
+        let Body { mut pages, registered_in, region, .. } = *self.0;
+        let (base, bytes) = (pages.base(), pages.bytes());
         let pinned = registered_in.is_some();
         if pinned && let Err(error) = driver.api().unregister(base) {
             // `pages` is dropped here as `ManuallyDrop`: leaked, because a device may still reach it.
+            pages.leak();
             return Released::Quarantined(error);
         }
-        driver.api().before_host_access(HostAccess::Unmap, base, class.bytes());
+        if let Some(region) = region {
+            regions::forget(region);
+        }
+        driver.api().before_host_access(HostAccess::Unmap, base, bytes);
         drop(ManuallyDrop::into_inner(pages));
         if pinned { Released::Unregistered } else { Released::Pageable }
     }

@@ -29,7 +29,7 @@
 //! 0: code_name error sync
 //! 1: os size_class zero pages config stats
 //! 2: driver stream raw_stream sim
-//! 3: contexts events block dirty
+//! 3: contexts events regions block dirty
 //! 4: inbox pending shelf queues
 //! 5: home
 //! 6: registrar harvest buffer
@@ -62,6 +62,7 @@ mod block;
 mod contexts;
 mod dirty;
 mod events;
+pub mod regions;
 
 mod inbox;
 mod pending;

@@ -15,22 +15,55 @@ pub(crate) const HUGE_BYTES: usize = 2 << 20;
 ///
 /// Whoever holds one that the driver has registered must not drop it before it is unregistered;
 /// `block.rs` sees to that.
-#[derive(Debug)]
 pub(crate) struct Pages {
     base: NonNull<u8>,
     bytes: usize,
+    /// Of memory that was allocated elsewhere (`pin.rs`): dropped instead of unmapping. Boxed twice so that
+    /// what every buffer carries is one word.
+    owner: Option<Box<Box<dyn Owner>>>,
 }
 
-// SAFETY: a mapping is plain memory owned by one value; nothing in it belongs to a thread.
+/// What owns memory that was not mapped here; dropping it frees the memory.
+pub(crate) trait Owner: Send {
+    /// Told instead of being dropped when the memory is deliberately leaked.
+    fn leaked(&mut self);
+}
+
+// SAFETY: memory owned by one value; nothing in it belongs to a thread, and an owner is `Send`.
 unsafe impl Send for Pages {}
-// SAFETY: through `&Pages` the memory is only read.
+// SAFETY: through `&Pages` the memory is only read, and the owner not reached.
 unsafe impl Sync for Pages {}
+
+impl std::fmt::Debug for Pages {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { base, bytes, owner } = self;
+        let mut shown = f.debug_struct("Pages");
+        shown.field("base", base).field("bytes", bytes).field("is_foreign", &owner.is_some()).finish()
+    }
+}
 
 impl Pages {
     /// Maps `bytes` of zeros, a power of two of at least a page. `None` when the system refuses.
     pub(crate) fn map(bytes: usize) -> Option<Self> {
         debug_assert!(bytes.is_power_of_two());
-        Some(Self { base: os::map(bytes)?, bytes })
+        Some(Self { base: os::map(bytes)?, bytes, owner: None })
+    }
+
+    /// Takes memory that was allocated elsewhere, with what frees it.
+    ///
+    /// # Safety
+    ///
+    /// `base..base + bytes` is initialised memory that stays where it is until `owner` is dropped, that
+    /// nothing but the result accesses until then, and of which every bit pattern is valid for the owner.
+    pub(crate) unsafe fn foreign(base: NonNull<u8>, bytes: usize, owner: Box<dyn Owner>) -> Self {
+        Self { base, bytes, owner: Some(Box::new(owner)) }
+    }
+
+    /// The memory is about to be leaked on purpose.
+    pub(crate) fn leak(&mut self) {
+        if let Some(owner) = &mut self.owner {
+            owner.leaked();
+        }
     }
 
     pub(crate) fn base(&self) -> usize {
@@ -45,8 +78,8 @@ impl Pages {
     #[inline]
     pub(crate) fn slice(&self, len: usize) -> &[u8] {
         debug_assert!(len <= self.bytes);
-        // SAFETY: `base` is the start of a live mapping of at least `len` readable, initialised
-        // bytes, and `&self` keeps every writer in this process out.
+        // SAFETY: `base` is the start of live memory, of at least `len` readable, initialised bytes, and
+        // `&self` keeps every writer in this process out.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), len) }
     }
 
@@ -64,30 +97,44 @@ impl Pages {
     /// would take all the faults under it. A refusal is harmless: the driver faults them in itself.
     pub(crate) fn populate(&mut self) {
         const STEP_BYTES: usize = 32 << 20;
-        let mut start = 0;
-        while start < self.bytes {
-            let bytes = STEP_BYTES.min(self.bytes - start);
-            if !os::populate(self.base.as_ptr().wrapping_add(start), bytes) {
+        // Memory of another allocator may begin and end within a page, which it touched itself.
+        let page = crate::os::page_bytes();
+        let mut at = self.base().next_multiple_of(page);
+        let end = (self.base() + self.bytes) / page * page;
+        while at < end {
+            let bytes = STEP_BYTES.min(end - at);
+            if !os::populate(self.base.as_ptr().wrapping_add(at - self.base()), bytes) {
                 return;
             }
-            start += bytes;
+            at += bytes;
         }
     }
 
     /// Keeps the mapping out of forked children: the kernel copies pinned pages at every fork
     /// otherwise, 1.6 s for 1 GiB. A child that touches it gets SIGSEGV, so the guard forgets it there.
+    ///
+    /// Not memory of another allocator: its first and last page hold other things too.
     pub(crate) fn hide_from_children(&mut self) {
+        if self.owner.is_some() {
+            return;
+        }
         os::hide_from_children(self.base.as_ptr(), self.bytes);
     }
 
     /// Undoes [`Self::hide_from_children`].
     pub(crate) fn show_to_children(&mut self) {
+        if self.owner.is_some() {
+            return;
+        }
         os::show_to_children(self.base.as_ptr(), self.bytes);
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        if self.owner.is_some() {
+            return; // It frees the memory when it is dropped, right after this.
+        }
         // SAFETY: `base` and `bytes` are what `map` gave, and the only owner is going away.
         unsafe { os::unmap(self.base, self.bytes) };
     }
