@@ -57,7 +57,8 @@ impl Context {
         with_current(driver, self.handle, || driver.api().synchronize_context()).and_then(|result| result)
     }
 
-    fn is_primary(&self) -> bool {
+    /// Whether it is a primary context on which the pool holds a retain of its own.
+    pub(crate) fn is_primary(&self) -> bool {
         matches!(self.hold, Hold::Primary(_))
     }
 }
@@ -88,18 +89,21 @@ impl Contexts {
         self.add(driver, Context::new(stream.context, hold))
     }
 
-    /// A context that was current at a drop; asks the driver whether it is a primary one.
-    pub(crate) fn learn_current(&self, driver: &Driver, handle: ContextHandle) {
-        if self.find(handle).is_some() {
-            return;
+    /// A context that is or was a thread's current one; asks the driver whether it is a primary one.
+    pub(crate) fn learn_current(&self, driver: &Driver, handle: ContextHandle) -> Option<Arc<Context>> {
+        if let Some(context) = self.find(handle) {
+            return Some(context);
         }
         let hold = with_current(driver, handle, || driver.api().current_device())
             .and_then(|device| device)
             .map(|device| retain_if_active_and_same(driver, device, handle));
         match hold {
-            Ok(hold) => drop(self.add(driver, Context::new(handle, hold))),
+            Ok(hold) => Some(self.add(driver, Context::new(handle, hold))),
             // The context went away between the drop and now, and its device work with it.
-            Err(error) => tracing::debug!(%error, "a context seen at a drop cannot be used"),
+            Err(error) => {
+                tracing::debug!(%error, "a context that was seen current cannot be used");
+                None
+            }
         }
     }
 

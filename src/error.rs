@@ -112,11 +112,18 @@ impl From<CallError> for Error {
 pub struct CallError {
     call: &'static str,
     code: u32,
+    /// The driver's own name for the code, where it was asked when the call failed.
+    named: Option<&'static str>,
 }
 
 impl CallError {
     pub(crate) fn new(call: &'static str, code: u32) -> Self {
-        Self { call, code }
+        Self { call, code, named: None }
+    }
+
+    /// With the name that the driver itself gives to the code.
+    pub(crate) fn named(call: &'static str, code: u32, named: Option<&'static str>) -> Self {
+        Self { call, code, named }
     }
 
     /// The driver function, for example `cuEventRecord`.
@@ -129,9 +136,9 @@ impl CallError {
         self.code
     }
 
-    /// The symbolic name of the code, from a table of our own.
+    /// The symbolic name of the code, from a table of our own unless the driver gave one.
     pub fn name(&self) -> &'static str {
-        code_name(self.code)
+        self.named.unwrap_or_else(|| code_name(self.code))
     }
 }
 

@@ -52,7 +52,8 @@ pub(crate) struct Home {
     cleaner_holds: AtomicUsize,
     cleaner_rests: AtomicBool,
     registration_failures_in_a_row: AtomicU32,
-    registration_pause_until: Mutex<Option<Instant>>,
+    /// Until when, and what the driver said last.
+    registration_pause: Mutex<Option<(Instant, CallError)>>,
     reasons: Mutex<Vec<String>>,
     start_cleaner: StartCleaner,
     cleaner: Mutex<Option<thread::JoinHandle<()>>>,
@@ -83,7 +84,7 @@ impl Home {
             cleaner_holds: AtomicUsize::new(0),
             cleaner_rests: AtomicBool::new(false),
             registration_failures_in_a_row: AtomicU32::new(0),
-            registration_pause_until: Mutex::new(None),
+            registration_pause: Mutex::new(None),
             reasons: Mutex::default(),
             start_cleaner,
             cleaner: Mutex::new(None),
@@ -242,16 +243,20 @@ impl Home {
         std::mem::take(&mut *self.reasons.lock())
     }
 
-    /// Whether registering is worth a try now.
+    /// Whether registering is not worth a try now.
     pub(crate) fn registration_is_paused(&self) -> bool {
-        let mut pause = self.registration_pause_until.lock();
+        self.registration_pause().is_some()
+    }
+
+    /// The last of the refusals for which registering pauses now.
+    pub(crate) fn registration_pause(&self) -> Option<CallError> {
+        let mut pause = self.registration_pause.lock();
         match *pause {
-            Some(until) if Instant::now() < until => true,
-            Some(_) => {
+            Some((until, error)) if Instant::now() < until => Some(error),
+            _ => {
                 *pause = None;
-                false
+                None
             }
-            None => false,
         }
     }
 
@@ -267,7 +272,7 @@ impl Home {
         }
         if failures >= FAILURES_BEFORE_PAUSE {
             self.registration_failures_in_a_row.store(0, Ordering::Relaxed);
-            *self.registration_pause_until.lock() = Some(Instant::now() + REGISTRATION_PAUSE);
+            *self.registration_pause.lock() = Some((Instant::now() + REGISTRATION_PAUSE, *error));
             tracing::warn!(%error, pause = ?REGISTRATION_PAUSE, "page-locking was refused again and again; it pauses");
         }
     }

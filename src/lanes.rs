@@ -293,7 +293,9 @@ pub(crate) fn release_lane(
                     home.counts.class(class).promoted.add(1);
                     Registered::Pinned(block)
                 }
-                Err(NotRegistered::NoContext | NotRegistered::Paused) => Registered::Unpinned(block),
+                Err(NotRegistered::NoContext | NotRegistered::Paused(_) | NotRegistered::Lost) => {
+                    Registered::Unpinned(block)
+                }
                 Err(NotRegistered::Ceiling | NotRegistered::Driver(_)) => Registered::Refused(block),
             });
         }

@@ -35,7 +35,7 @@
 //! 6: registrar harvest buffer
 //! 7: lanes
 //! 8: cleaner
-//! 9: pool
+//! 9: pool pin
 //! 10: global interop
 
 #[doc = include_str!("../docs/architecture.md")]
@@ -79,6 +79,7 @@ mod lanes;
 
 mod cleaner;
 
+pub mod pin;
 mod pool;
 
 mod global;

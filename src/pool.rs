@@ -214,6 +214,10 @@ impl PinnedPool {
         let home = self.home();
         let mut block = fresh(class)?.never_handed_out();
         let locked = crate::events::with_relaxed_capture(&home.driver, || {
+            // The caller's own context may be one that the pool has not seen.
+            if let Some(context) = home.driver.api().current_context() {
+                home.contexts.learn_current(&home.driver, context);
+            }
             registrar::register(home, &mut block, |bytes| {
                 let mut evicted = Vec::new();
                 home.shelf.evict_pinned_of_others(class, bytes, |other| evicted.push(other));

@@ -15,8 +15,10 @@ pub(crate) enum NotRegistered {
     NoContext,
     /// `max_registered_bytes` is reached, and no other class has an idle block to give.
     Ceiling,
-    /// Refusals in a row; tried again after a pause.
-    Paused,
+    /// Refusals in a row, the last of which this was; tried again after a pause.
+    Paused(CallError),
+    /// The device is lost for this process.
+    Lost,
     /// The driver refused.
     Driver(CallError),
 }
@@ -31,9 +33,15 @@ impl std::fmt::Display for NotRegistered {
             NotRegistered::Ceiling => {
                 f.write_str("max_registered_bytes is reached; raise it, or drop buffers that are still out")
             }
-            NotRegistered::Paused => {
-                f.write_str("the driver refused several times in a row; page-locking pauses for some seconds")
-            }
+            NotRegistered::Paused(error) => write!(
+                f,
+                "the driver refused several times in a row, so page-locking pauses for some seconds; \
+                 the last refusal was {error}"
+            ),
+            NotRegistered::Lost => f.write_str(
+                "the device is lost: a call failed for good earlier in this process, and nothing is \
+                 page-locked any more",
+            ),
             NotRegistered::Driver(error) => error.fmt(f),
         }
     }
@@ -48,8 +56,11 @@ pub(crate) fn register(
     block: &mut Quiescent,
     evict: impl FnOnce(usize),
 ) -> Result<(), NotRegistered> {
-    if home.registration_is_paused() || home.is_lost() {
-        return Err(NotRegistered::Paused);
+    if home.is_lost() {
+        return Err(NotRegistered::Lost);
+    }
+    if let Some(error) = home.registration_pause() {
+        return Err(NotRegistered::Paused(error));
     }
     if home.contexts.for_registration().is_none() {
         home.contexts.learn_active_primaries(&home.driver);

@@ -54,6 +54,11 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    /// One that nobody waits for yet.
+    pub(crate) const fn new() -> Self {
+        Self { waiters: AtomicUsize::new(0), lock: Mutex::new(()), moved: Condvar::new() }
+    }
+
     /// Called by background threads after anything moved on.
     pub(crate) fn announce(&self) {
         // The fence orders the caller's counters before the look at `waiters`; a waiter announces

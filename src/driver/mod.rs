@@ -14,6 +14,7 @@
 pub(crate) mod cuda;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod cuda_tests;
+mod entry_points;
 pub(crate) mod host;
 mod library;
 mod process;
@@ -23,6 +24,8 @@ use crate::error::{CallError, Error};
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
+
+pub use entry_points::EntryPoints;
 
 /// A driver handle of the pool: CUDA, no device at all, or the simulated device.
 ///
@@ -70,7 +73,7 @@ impl Driver {
         &*self.api
     }
 
-    /// What this driver is: `"cuda"`, `"host"` or `"simulated"`.
+    /// What this driver is: `"cuda"`, `"host"`, `"simulated"` or `"injected"`.
     pub fn name(&self) -> &'static str {
         self.api.identity().name
     }
@@ -85,9 +88,9 @@ impl fmt::Debug for Driver {
 /// Which driver a stream or a context belongs to; two are the same driver when both fields agree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct DriverIdentity {
-    /// `"cuda"`, `"host"`, `"simulated"`.
+    /// `"cuda"`, `"host"`, `"simulated"`, `"injected"`.
     pub(crate) name: &'static str,
-    /// Distinguishes simulated devices of one process; 0 for the others.
+    /// Distinguishes simulated and injected drivers of one process; 0 for the others.
     pub(crate) instance: u64,
 }
 
