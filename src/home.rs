@@ -1,11 +1,12 @@
 //! What callers and the background threads of one pool share: the meeting place of the layers above.
 
+use crate::bell::{Bell, Ring};
 use crate::block::{Ready, Returned};
 use crate::config::Settings;
 use crate::contexts::Contexts;
 use crate::driver::{Driver, Severity};
 use crate::error::CallError;
-use crate::inbox::{Bell, Inbox, Ring};
+use crate::inbox::Inbox;
 use crate::os::ForkWord;
 use crate::pending::Pending;
 use crate::shelf::Shelf;
