@@ -184,7 +184,11 @@ impl Home {
             return false;
         }
         self.epoch.store(current ^ 1, Ordering::SeqCst);
-        settled(current)
+        if !settled(current) {
+            return false;
+        }
+        // A block that is not kept is off the queue when the lane has it, and dealt with when it is freed.
+        self.progress.wait_until(deadline, || self.counts.retiring_buffers() == 0)
     }
 
     /// Orders the cleaner to finish what it can until the deadline, and to end.
