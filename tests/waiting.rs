@@ -268,75 +268,6 @@ fn a_proof_of_the_caller_replaces_every_wait() {
 }
 
 #[test]
-fn one_event_that_never_completes_delays_no_other_buffer() {
-    let rig = Rig::new();
-    let (stuck, free) = (rig.context.stream(), rig.context.stream());
-    rig.shelve(LEN, 201);
-    let mut buffers: Vec<_> = (0..201).map(|_| rig.pool.take(LEN)).collect();
-    assert!(buffers.iter().all(|buffer| buffer.is_pinned()));
-    stuck.hold();
-    let mut first = buffers.remove(0);
-    first.record_last_use(&stuck).unwrap();
-    drop(first);
-    for mut buffer in buffers {
-        buffer.record_last_use(&free).unwrap();
-    }
-    rig.sim.run_until_idle();
-    let ready: Vec<_> = (0..200).map(|_| rig.pool.take(LEN)).collect();
-    assert!(ready.iter().all(|buffer| buffer.is_pinned()), "{:#?}", rig.pool.stats());
-    assert_eq!(rig.pool.stats().queued_buffers, 1);
-    stuck.release();
-    rig.sim.run_until_idle();
-    drop(ready);
-    rig.finish();
-}
-
-#[test]
-fn the_driver_reusing_a_stream_handle_hides_no_completed_event() {
-    // A queue is kept by handle as a hint; behind a head that stays pending its followers are asked too.
-    let rig = Rig::new();
-    rig.shelve(LEN, 2);
-    let (mut stuck, mut done) = (rig.pool.take(LEN), rig.pool.take(LEN));
-    let address = done.as_ptr();
-    let old = rig.context.stream();
-    let handle = old.handle();
-    old.hold();
-    rig.sim.stall(handle, std::time::Duration::ZERO);
-    stuck.record_last_use(&old).unwrap();
-    drop(old);
-    let new = rig.context.stream();
-    assert_eq!(new.handle(), handle, "this test is about a reused handle");
-    done.record_last_use(&new).unwrap();
-    drop((stuck, done));
-    rig.sim.run_until_idle();
-    rig.drain();
-    let taken = [rig.pool.take(LEN), rig.pool.take(LEN)];
-    assert!(taken.iter().any(|buffer| buffer.as_ptr() == address));
-    drop(taken);
-    rig.finish();
-}
-
-#[test]
-fn the_context_wide_wait_has_a_lane_of_its_own() {
-    let rig = Rig::new();
-    let (held, free) = (rig.context.stream(), rig.context.stream());
-    rig.shelve(LEN, 2);
-    let (forgotten, mut recorded) = (rig.pool.take(LEN), rig.pool.take(LEN));
-    let address = recorded.as_ptr();
-    held.hold();
-    rig.sim.stall(held.handle(), std::time::Duration::ZERO);
-    drop(forgotten);
-    recorded.record_last_use(&free).unwrap();
-    drop(recorded);
-    rig.sim.run_until_idle();
-    let ready = rig.pool.take(LEN);
-    assert_eq!(ready.as_ptr(), address, "a recorded block waited behind a context-wide wait");
-    held.release();
-    drop(ready);
-    rig.finish();
-}
-
-#[test]
 fn one_context_wait_serves_all_that_wait_for_it() {
     let rig = Rig::new();
     rig.shelve(LEN, 50);
@@ -354,30 +285,6 @@ fn one_context_wait_serves_all_that_wait_for_it() {
     rig.drain();
     let made = rig.pool.stats().context_waits - before;
     assert!((1..=2).contains(&made), "{made} waits for 50 blocks");
-    rig.finish();
-}
-
-#[test]
-fn registration_runs_in_its_own_lane() {
-    use pinpool::sim::Fault;
-    let rig = Rig::new();
-    let stream = rig.context.stream();
-    let mut pinned = rig.pinned(LEN);
-    let address = pinned.as_ptr();
-    rig.sim.fail("cuMemHostRegister", Fault::hang());
-    drop(rig.pool.take(4 * LEN));
-    while rig.sim.hanging_calls() == 0 {
-        std::thread::yield_now();
-    }
-    pinned.record_last_use(&stream).unwrap();
-    drop(pinned);
-    rig.sim.run_until_idle();
-    // Not by harvest: the cleaner itself must get it onto the shelf.
-    while rig.pool.stats().pooled_buffers == 0 {
-        std::thread::yield_now();
-    }
-    assert_eq!(rig.pool.take(LEN).as_ptr(), address);
-    rig.sim.clear_faults();
     rig.finish();
 }
 
