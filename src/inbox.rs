@@ -12,6 +12,8 @@ use std::time::Duration;
 /// Returned blocks of one class that wait without an allocation; more go to the overflow.
 const SLOTS_PER_CLASS: usize = 1024;
 
+type Ends<T> = (Sender<T>, Receiver<T>);
+
 /// Returned values by class, and the flags that say where to look.
 ///
 /// Apart from its neighbours, because every drop writes the flags.
@@ -20,8 +22,8 @@ const SLOTS_PER_CLASS: usize = 1024;
 pub(crate) struct Inbox<T> {
     /// Bit `n`: something may wait in class `n`. The top bit: in the overflow.
     arrivals: AtomicU64,
-    classes: Box<[OnceLock<(Sender<T>, Receiver<T>)>]>,
-    overflow: (Sender<(SizeClass, T)>, Receiver<(SizeClass, T)>),
+    classes: Box<[OnceLock<Ends<T>>]>,
+    overflow: Ends<(SizeClass, T)>,
 }
 
 const OVERFLOW_BIT: u64 = 1 << 63;

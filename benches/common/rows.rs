@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 pub const PAUSE: Duration = Duration::from_micros(200);
 
 /// Takes in bursts of 64, all hits.
-pub fn take_burst<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+pub fn take_burst<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     in_bursts(iterations, |count| {
         wait_until_ready(subject, bytes, BURST);
         let mut taken = Vec::with_capacity(BURST);
         let start = Instant::now();
         (0..count).for_each(|_| taken.push(subject.take(bytes)));
         let elapsed = start.elapsed();
-        top_up(subject, bytes, &mut taken);
+        give_back(subject, rig, bytes, taken);
         elapsed
     })
 }
 
 /// One take per 200 us, a hit.
-pub fn take_alone<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+pub fn take_alone<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     in_bursts(iterations, |count| {
         wait_until_ready(subject, bytes, BURST);
         let mut taken = Vec::with_capacity(BURST);
@@ -32,7 +32,7 @@ pub fn take_alone<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Dur
             start.elapsed()
         });
         let elapsed = times.sum();
-        top_up(subject, bytes, &mut taken);
+        give_back(subject, rig, bytes, taken);
         elapsed
     })
 }
@@ -79,14 +79,24 @@ pub fn record<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64)
     })
 }
 
-/// Take, record and drop, again and again, on so many threads at once: `iterations` on each. Each thread
-/// has a stream of its own. (Without the record pinpool waits for whole contexts, as it must; the classic
-/// pool waits for nothing and would reuse memory in flight.)
+/// What a loop does with a buffer between take and drop.
+#[derive(Clone, Copy)]
+pub enum Use {
+    /// Nothing: the caller vouches that no device touches it.
+    Nothing,
+    /// Records a use, on a stream of the thread's own.
+    Record,
+}
+
+/// Take and drop, again and again, on so many threads at once: `iterations` on each.
+///
+/// Without the one or the other pinpool would wait for whole contexts, as it must; the classic pool waits
+/// for nothing then, and would reuse memory in flight.
 pub fn take_drop_loop<S: Subject>(
     subject: &S,
     rig: &Rig,
     bytes: usize,
-    threads: usize,
+    (threads, between): (usize, Use),
     iterations: u64,
 ) -> Duration {
     let streams: Vec<_> = (0..threads).map(|_| rig.context.stream()).collect();
@@ -97,8 +107,10 @@ pub fn take_drop_loop<S: Subject>(
                 rig.context.bind();
                 for _ in 0..iterations {
                     let mut buffer = subject.take(bytes);
-                    buffer.record(stream);
-                    drop(buffer);
+                    match between {
+                        Use::Nothing => buffer.vouch_for_quiescence(),
+                        Use::Record => buffer.record(stream),
+                    }
                 }
             });
         }
@@ -207,10 +219,11 @@ fn take_all<S: Subject>(subject: &S, bytes: usize) -> Vec<S::Buffer> {
     taken
 }
 
-/// Takes the rest of the burst, so that the drop that follows is of 64 and the classic cleaner need not wait.
-fn top_up<S: Subject>(subject: &S, bytes: usize, taken: &mut Vec<S::Buffer>) {
+/// Takes the rest of the burst, records and drops: 64 at once, so that the classic cleaner need not wait for more.
+fn give_back<S: Subject>(subject: &S, rig: &Rig, bytes: usize, mut taken: Vec<S::Buffer>) {
     taken.extend((taken.len()..BURST).map(|_| subject.take(bytes)));
     assert!(taken.iter().all(Guard::is_pinned), "{}: a miss among what was ready", S::NAME);
+    taken.iter_mut().for_each(|buffer| buffer.record(&rig.stream));
 }
 
 fn copy(rig: &Rig, bytes: &[u8]) {
