@@ -186,9 +186,8 @@ fn a_take_asks_the_driver_about_few_blocks() {
 
 #[test]
 fn a_shutdown_that_waits_for_the_device_does_not_spin() {
-    let rig = Rig::with(pinpool::sim::Sim::new(), |builder| {
-        builder.shutdown_timeout(Duration::from_millis(100))
-    });
+    let rig =
+        Rig::with(pinpool::sim::Sim::new(), |builder| builder.shutdown_timeout(Duration::from_millis(100)));
     let stream = rig.context.stream();
     let buffer = rig.pinned(LEN);
     stream.hold();

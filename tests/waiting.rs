@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{KIB, PATIENCE, Rig, all_zero, copy_to_device, pattern};
+use common::{KIB, PATIENCE, Rig, all_zero, copy_to_device, pattern, until};
 use pinpool::sim::Sim;
 use pinpool::{Error, PinnedPool};
 
@@ -203,11 +203,10 @@ fn a_mutable_access_waits_for_the_noted_reads() {
             buffer
         });
         // The writer asks the driver and finds the copy pending; a write before its end would show below.
-        while rig.sim.calls("cuEventQuery") < 3 {
-            std::thread::yield_now();
-        }
-        assert!(!writer.is_finished());
+        until("the writer asks", || rig.sim.calls("cuEventQuery") >= 3 || writer.is_finished());
+        let waits = !writer.is_finished();
         stream.release();
+        assert!(waits);
         rig.sim.run_until_idle();
         let buffer = writer.join().unwrap();
         assert!(buffer.is_quiescent().unwrap());
@@ -227,11 +226,10 @@ fn wait_returns_when_the_noted_uses_are_done() {
     buffer.record_last_use(&stream).unwrap();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(|| buffer.wait());
-        while rig.sim.calls("cuEventQuery") < 3 {
-            std::thread::yield_now();
-        }
-        assert!(!waiter.is_finished());
+        until("the waiter asks", || rig.sim.calls("cuEventQuery") >= 3 || waiter.is_finished());
+        let waits = !waiter.is_finished();
         stream.release();
+        assert!(waits);
         rig.sim.run_until_idle();
         waiter.join().unwrap().unwrap();
     });
@@ -348,5 +346,37 @@ fn a_stream_of_another_device_simulation_is_refused_by_name() {
     assert!(error.to_string().contains("host"), "{error}");
     rig.context.bind();
     drop(buffer);
+    rig.finish();
+}
+
+#[test]
+fn the_cleaner_itself_waits_for_every_recorded_stream() {
+    // As `every_recorded_stream_is_waited_for`, with no taker that would harvest the block first.
+    let rig = Rig::new();
+    let streams = [rig.context.stream(), rig.context.stream()];
+    let devices = [rig.context.alloc(LEN), rig.context.alloc(LEN)];
+    for order in [[0, 1], [1, 0]] {
+        let mut buffer = rig.pinned(LEN);
+        let bytes = pattern(2, LEN);
+        buffer.copy_from_slice(&bytes);
+        for (stream, device) in streams.iter().zip(&devices) {
+            stream.hold();
+            copy_to_device(stream, &buffer, LEN, device);
+            buffer.record_last_use(stream).unwrap();
+        }
+        drop(buffer);
+        streams[order[0]].release();
+        rig.sim.run_until_idle();
+        let asked = rig.sim.calls("cuEventQuery");
+        until("the cleaner asks on", || {
+            rig.sim.calls("cuEventQuery") > asked + 5 || rig.pool.stats().queued_buffers == 0
+        });
+        let queued = rig.assert_balanced().queued_buffers;
+        streams[order[1]].release();
+        rig.sim.run_until_idle();
+        rig.drain();
+        assert_eq!(queued, 1, "dealt with before both streams were done");
+        assert!(devices.iter().all(|device| device.read() == bytes));
+    }
     rig.finish();
 }

@@ -44,9 +44,8 @@ impl Cleaner {
         if home.counts.registered_bytes() == 0 {
             home.contexts.release_unused(&home.driver);
         }
-        let ends = home.bell.stop(|| {
-            home.inbox.has_arrivals() || home.has_orders() || home.stop_orders() != order
-        });
+        let ends =
+            home.bell.stop(|| home.inbox.has_arrivals() || home.has_orders() || home.stop_orders() != order);
         home.stop_is_done(order, ends);
         ends
     }
