@@ -69,6 +69,8 @@ struct Stop {
     deadline: Option<Instant>,
     /// Threads that have ended and may be joined without waiting.
     ended: Vec<thread::ThreadId>,
+    /// A lane that hangs in the driver was left behind since the last join.
+    left_a_lane: bool,
 }
 
 impl Home {
@@ -150,20 +152,23 @@ impl Home {
     }
 
     /// Waits until the order to stop was obeyed, and joins what has ended. False when the deadline came
-    /// first, or a thread ended by a panic.
+    /// first, a lane had to be left behind, or a thread ended by a panic.
     pub(crate) fn join(&self, order: u64, deadline: Instant) -> bool {
         if !self.progress.wait_until(Some(deadline), || self.stop.lock().obeyed >= order) {
             return false;
         }
         // Only those that said so: a thread that went on because something was returned meanwhile, or
         // was started since, would be waited for without end.
-        let ended = std::mem::take(&mut self.stop.lock().ended);
+        let (ended, left_a_lane) = {
+            let mut stop = self.stop.lock();
+            (std::mem::take(&mut stop.ended), std::mem::take(&mut stop.left_a_lane))
+        };
         let (ended, running): (Vec<_>, Vec<_>) = {
             let mut cleaners = self.cleaners.lock();
             std::mem::take(&mut *cleaners).into_iter().partition(|one| ended.contains(&one.thread().id()))
         };
         self.cleaners.lock().extend(running);
-        ended.into_iter().map(|thread| thread.join().is_ok()).fold(true, |all, ok| all && ok)
+        ended.into_iter().map(|thread| thread.join().is_ok()).fold(!left_a_lane, |all, ok| all && ok)
     }
 
     /// Hands evicted blocks to the release lane.
@@ -232,6 +237,11 @@ impl Home {
     /// The number of the last order to stop.
     pub(crate) fn stop_orders(&self) -> u64 {
         self.stop.lock().orders
+    }
+
+    /// A lane did not end in time: its thread hangs in the driver.
+    pub(crate) fn leave_lane(&self) {
+        self.stop.lock().left_a_lane = true;
     }
 
     /// Said by a cleaner after its decision to end (`ends`) or to go on.

@@ -96,6 +96,7 @@ impl Cleaner {
     /// A lane hangs in the driver: what it holds is leaked and counted.
     #[cold]
     fn give_up_on_lanes(&mut self) {
+        self.home.leave_lane();
         for job in self.release.take_unstarted() {
             if let ReleaseJob::Retire(block) = job
                 && block.is_pinned()
