@@ -150,6 +150,10 @@ impl Contexts {
         self.known.read().iter().filter(|context| !context.is_gone()).cloned().collect()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known.read().is_empty()
+    }
+
     /// Destroys the pooled events and gives up the keeper of every context that nothing refers to; for
     /// `shutdown`, with nothing registered.
     ///

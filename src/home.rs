@@ -265,7 +265,8 @@ impl Home {
         let mut evicted = Vec::new();
         self.shelf.set_cap(0, |block| evicted.push(block));
         self.let_go(evicted);
-        if !self.bell.is_stopped() {
+        // Contexts may be known without a thread: from the builder, or from records alone.
+        if !self.bell.is_stopped() || !self.contexts.is_empty() {
             self.order_stop(Instant::now() + self.settings.shutdown_timeout);
         }
     }

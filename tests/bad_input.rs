@@ -166,7 +166,7 @@ fn a_buffer_may_be_dropped_when_the_threads_own_variables_are_gone() {
     let recorded = rig.pool.take(64 * KIB);
     let context = rig.context.clone();
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let thread = scope.spawn(|| {
             // The thread's variables are destroyed last in, first out. So this one is made first, and whatever
             // the pool keeps for a thread is gone when the buffers in it are dropped.
             KEPT.with(|kept| kept.borrow_mut().reserve(2));
@@ -179,6 +179,8 @@ fn a_buffer_may_be_dropped_when_the_threads_own_variables_are_gone() {
             recorded.record_last_use(&stream).unwrap();
             KEPT.with(|kept| kept.borrow_mut().extend([recorded, rig.pool.take(MIB)]));
         });
+        // The end of the scope would not wait for the thread's variables.
+        thread.join().unwrap();
     });
     rig.sim.run_until_idle();
     rig.drain();

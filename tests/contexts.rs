@@ -116,3 +116,14 @@ fn a_guard_that_is_out_keeps_the_context_of_its_record_over_a_shutdown() {
     assert!(!sim.cuda().cu_device_primary_ctx_get_state(0).unwrap().1, "the pool kept a retain");
     sim.assert_clean();
 }
+
+#[test]
+fn a_pool_that_did_nothing_gives_back_what_the_builder_taught_it() {
+    let sim = Sim::new();
+    let context = sim.context(0);
+    let stream = Arc::new(context.stream());
+    let pool = PinnedPool::builder().driver(sim.driver()).context_of(&stream).build().unwrap();
+    drop((stream, context, pool));
+    let released = in_time(|| !sim.cuda().cu_device_primary_ctx_get_state(0).unwrap().1);
+    assert!(released, "the pool kept a retain");
+}
