@@ -130,6 +130,28 @@ mod tests {
     }
 
     #[test]
+    fn a_parked_bell_is_heard() {
+        let bell = Arc::new(Bell::default());
+        bell.ring();
+        let thread = {
+            let bell = bell.clone();
+            thread::spawn(move || {
+                bell.attach();
+                bell.park(|| false);
+            })
+        };
+        let is = |state| bell.state.load(Ordering::SeqCst) == state;
+        while !is(PARKED) {
+            thread::yield_now();
+        }
+        assert_eq!(bell.ring(), Ring::Heard);
+        let heard = is(AWAKE);
+        bell.nudge(); // So that a failing test ends.
+        thread.join().unwrap();
+        assert!(heard, "the thread sleeps on, without a timer");
+    }
+
+    #[test]
     fn a_parked_thread_is_woken_by_what_arrives() {
         let bell = Arc::new(Bell::default());
         let inbox = Arc::new(Inbox::default());
