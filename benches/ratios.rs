@@ -1,6 +1,7 @@
 //! The rows of `take`, `recycle` and `contention` for both pools in one process, as ratios, with bars.
 //!
 //! `cargo bench --bench ratios` measures, prints the table of `benches/README.md` and fails when a bar is missed.
+//! `cargo bench --bench ratios -- "take hit"` measures the rows with that in their name.
 //! Without cargo's `--bench` (so under `cargo test --benches`), or with `--test`, each row runs once, unjudged.
 
 mod classic;
@@ -41,6 +42,8 @@ struct Table {
     rows: Vec<Row>,
     /// Each row once: to see that it runs and that the bytes are right.
     only_once: bool,
+    /// Rows whose name has this in it; all when nothing was asked for.
+    wanted: String,
 }
 
 impl Table {
@@ -60,6 +63,9 @@ impl Table {
         classic: impl Fn(&Self) -> Vec<f64>,
         pinpool: impl Fn(&Self) -> Vec<f64>,
     ) {
+        if !name.contains(&self.wanted) {
+            return;
+        }
         eprintln!("  {name}");
         let turns = if self.only_once { 1 } else { TURNS };
         let (mut classic_ns, mut pinpool_ns) = (Vec::new(), Vec::new());
@@ -183,7 +189,8 @@ fn others_ready<S: Subject>(table: &Table) -> Vec<f64> {
 
 fn main() -> ExitCode {
     let has = |flag: &str| std::env::args().any(|argument| argument == flag);
-    let mut table = Table { rows: Vec::new(), only_once: has("--test") || !has("--bench") };
+    let wanted = std::env::args().skip(1).find(|argument| !argument.starts_with("--")).unwrap_or_default();
+    let mut table = Table { rows: Vec::new(), only_once: has("--test") || !has("--bench"), wanted };
     let t = &mut table;
     macro_rules! row {
         ($name:literal, $bar:expr, $measure:ident $(, $more:expr)*) => {

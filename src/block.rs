@@ -183,6 +183,13 @@ impl Out {
         self.0.fate = Fate::Proven;
     }
 
+    /// What a failed record left unknown was waited for.
+    pub(crate) fn forgive(&mut self) {
+        if self.0.fate == Fate::RecordFailed {
+            self.0.fate = Fate::Recorded;
+        }
+    }
+
     /// A use after a proof, or a write, makes the proof worthless.
     pub(crate) fn unprove(&mut self) {
         if self.0.fate == Fate::Proven {

@@ -190,6 +190,8 @@ impl PinnedBuffer {
         for used in self.block_mut().take_uses() {
             if failed { events::discard(&self.home.driver, used) } else { events::recycle(used) }
         }
+        // Every context was waited for, once: not again at each access.
+        self.block_mut().forgive();
     }
 
     /// The recorded events; where a record failed or an event cannot be asked, whole contexts.

@@ -361,11 +361,11 @@ impl Cleaner {
         if self.must_look() {
             return;
         }
-        let lanes_wait = self.release.has_backlog() || self.contexts.has_backlog();
+        let comes_back = self.release.has_backlog() || self.contexts.has_backlog() || self.is_ending();
         if let Some(age) = self.queues.youngest_head_age() {
             self.idle_since = None;
             self.home.bell.nap((age / 8).clamp(NAP_MIN, NAP_MAX));
-        } else if lanes_wait {
+        } else if comes_back {
             self.home.bell.nap(NAP_MAX);
         } else {
             self.rest_idle();
@@ -382,7 +382,7 @@ impl Cleaner {
             self.home.bell.nap(self.idle_nap);
             self.idle_nap = (self.idle_nap * 2).min(NAP_MAX);
         } else {
-            self.home.bell.park(|| self.must_look());
+            self.home.bell.park(|| self.must_look() || self.is_ending());
             self.idle_since = None;
         }
     }
@@ -393,13 +393,17 @@ impl Cleaner {
             || self.release.has_results()
             || self.contexts.has_results()
             || home.has_orders()
-            || home.stop_deadline().is_some()
-            || home.is_closing()
+    }
+
+    /// Whether it is waiting for the end: looking again and again, with naps.
+    fn is_ending(&self) -> bool {
+        self.home.stop_deadline().is_some() || self.home.is_closing()
     }
 
     /// For tests: while it is held, the cleaner does nothing at all.
     fn wait_while_held(&self) {
-        if self.home.cleaner_is_held() {
+        // Again, because a hold that began before this thread said otherwise found it resting.
+        while self.home.cleaner_is_held() {
             self.home.cleaner_rests(true);
             self.home.progress.wait_until(None, || !self.home.cleaner_is_held());
             self.home.cleaner_rests(false);

@@ -140,6 +140,10 @@ impl<J: Send + 'static, R: LaneResult> Lane<J, R> {
     /// abandoned, and quarantines what it still holds.
     pub(crate) fn stop(&mut self, deadline: Instant, mut result: impl FnMut(R)) -> bool {
         if self.thread.is_none() {
+            // Where no thread could be started, results were made here.
+            while let Some(value) = self.shared.results.pop() {
+                result(value);
+            }
             return true;
         }
         let mut told = false;

@@ -30,7 +30,7 @@
 //! 1: os size_class zero pages config stats
 //! 2: driver stream raw_stream sim
 //! 3: contexts events regions block dirty
-//! 4: inbox pending shelf queues
+//! 4: inbox bell pending shelf queues
 //! 5: home
 //! 6: registrar harvest buffer
 //! 7: lanes
@@ -64,6 +64,7 @@ mod dirty;
 mod events;
 pub mod regions;
 
+mod bell;
 mod inbox;
 mod pending;
 mod queues;

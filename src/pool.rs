@@ -305,8 +305,8 @@ impl PinnedPool {
         }
         let before = home.stats();
         let deadline = Instant::now() + home.settings.shutdown_timeout;
-        home.order_stop(deadline);
-        let ended = home.join(deadline + JOIN_GRACE);
+        let order = home.order_stop(deadline);
+        let ended = home.join(order, deadline + JOIN_GRACE);
         ShutdownReport::between(&before, &home.stats(), ended, home.take_reasons())
     }
 

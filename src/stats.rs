@@ -242,10 +242,8 @@ impl Counts {
         let classes: Vec<ClassStats> = (0..CLASS_COUNT)
             .map(SizeClass::at)
             .map(|class| self.class(class).snapshot(class, || shelf(class)))
-            .filter(|class| {
-                class.hits + class.unpinned_hits + class.misses + class.harvested > 0
-                    || class.pooled_buffers > 0
-            })
+            // By every number: a block that `prewarm` page-locked may be quarantined and never have been taken.
+            .filter(|class| *class != ClassStats { class_bytes: class.class_bytes, ..ClassStats::default() })
             .collect();
         let sum = |pick: fn(&ClassStats) -> u64| classes.iter().map(pick).sum::<u64>();
         let buffers = |pick: fn(&ClassStats) -> usize| classes.iter().map(pick).sum::<usize>();

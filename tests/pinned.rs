@@ -49,6 +49,14 @@ impl Rig {
     }
 }
 
+fn until(what: &str, so: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !so() {
+        assert!(std::time::Instant::now() < deadline, "never: {what}");
+        std::thread::yield_now();
+    }
+}
+
 fn numbers(seed: u32) -> Vec<u32> {
     (0..LEN as u32).map(|index| index.wrapping_mul(2_654_435_761).wrapping_add(seed) | 1).collect()
 }
@@ -126,11 +134,11 @@ fn a_mutable_access_waits_for_the_device_to_have_read() {
     assert_eq!(memory[5], numbers(3)[5], "reading waits for nothing");
     let is_written = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        let writer = scope.spawn(|| {
             memory.fill(0);
             is_written.store(true, Ordering::SeqCst);
         });
-        std::thread::sleep(A_WHILE);
+        until("the writer asks", || rig.sim.calls("cuEventQuery") >= 3 || writer.is_finished());
         assert!(!is_written.load(Ordering::SeqCst), "written while the device still had to read");
         stream.release();
         rig.sim.run_until_idle();
@@ -209,7 +217,7 @@ fn unpin_waits_for_the_device_and_gives_back_what_it_wrote() {
             is_back.store(true, Ordering::SeqCst);
             vec
         });
-        std::thread::sleep(A_WHILE);
+        until("the event is asked about", || rig.sim.calls("cuEventQuery") >= 3 || waiter.is_finished());
         assert!(!is_back.load(Ordering::SeqCst), "given back in flight");
         stream.release();
         rig.sim.run_until_idle();

@@ -140,12 +140,11 @@ impl Drop for Caretaker {
         if home.fork.is_child() {
             return;
         }
-        let never_started = home.bell.is_stopped() && !home.inbox.has_arrivals();
-        home.close();
-        if never_started && home.counts.registered_bytes() == 0 {
-            // Its thread would do it at its end.
-            with_relaxed_capture(&home.driver, || home.contexts.release_all(&home.driver));
+        if home.bell.is_stopped() && !home.inbox.has_arrivals() && home.counts.registered_bytes() == 0 {
+            // No block was ever dropped, so no thread of it runs; its end would do this.
+            with_relaxed_capture(&home.driver, || home.contexts.release_unused(&home.driver));
         }
+        home.close();
     }
 }
 

@@ -271,6 +271,18 @@ impl Sim {
         self.core().state.lock().registered_bytes()
     }
 
+    /// The part of [`registered_bytes`](Self::registered_bytes) that was registered with
+    /// `CU_MEMHOSTREGISTER_PORTABLE`.
+    pub fn portable_bytes(&self) -> usize {
+        let state = self.core().state.lock();
+        state.registrations.values().filter(|one| one.is_portable).map(|one| one.bytes).sum()
+    }
+
+    /// Events that exist and take the time (made without `CU_EVENT_DISABLE_TIMING`), which makes a record dearer.
+    pub fn timed_events(&self) -> usize {
+        self.core().state.lock().timed_events()
+    }
+
     /// Address and size in bytes of each registration, by address.
     pub fn live_registrations(&self) -> Vec<(usize, usize)> {
         let state = self.core().state.lock();

@@ -99,6 +99,23 @@ pub fn copy_to_device(stream: &SimStream, buffer: &PinnedBuffer, len: usize, dev
     unsafe { stream.copy_to_device(&buffer[..len], device) };
 }
 
+/// Waits for what some thread is about to do; false when it does not, though it had all the time.
+pub fn in_time(mut is_so: impl FnMut() -> bool) -> bool {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !is_so() {
+        if std::time::Instant::now() > deadline {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// As [`in_time`], and panics.
+pub fn until(what: &str, is_so: impl FnMut() -> bool) {
+    assert!(in_time(is_so), "in vain: {what}");
+}
+
 /// A recognisable pattern.
 pub fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed) | 1).collect()
