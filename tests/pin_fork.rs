@@ -7,8 +7,20 @@ use pinpool::PinnedPool;
 use pinpool::pin::{self, Pinned, Region, pin_all, register_region, unregister_region};
 use pinpool::regions::{self, Coverage, ExternalRegion};
 use pinpool::sim::Sim;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const LEN: usize = 64 << 10;
+
+/// Whole pages, so that advice about the memory would be taken.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(4096))]
+struct Page([u8; 4096]);
+
+// SAFETY: bytes, without padding.
+unsafe impl bytemuck::Zeroable for Page {}
+// SAFETY: bytes, without padding; any are valid.
+unsafe impl bytemuck::Pod for Page {}
+
 const WHY: &str = "this is a forked child, where CUDA cannot be used";
 
 /// Runs `child` in a fork, and gives what it says on its way out.
@@ -37,17 +49,17 @@ fn in_fork(child: impl FnOnce() -> Result<(), String>) -> String {
     unsafe { libc::close(ends[1]) };
     let mut ready = libc::pollfd { fd: ends[0], events: libc::POLLIN, revents: 0 };
     // SAFETY: one descriptor that is open.
-    let answered = unsafe { libc::poll(&mut ready, 1, 20_000) };
+    let answered = unsafe { libc::poll(&mut ready, 1, 10_000) };
     if answered != 1 {
         // SAFETY: the child is ours and not yet waited for.
         unsafe { libc::kill(process, libc::SIGKILL) };
+        return "it hangs".to_owned();
     }
     let mut said = vec![0u8; 4096];
     // SAFETY: reads at most this many bytes into memory of that length.
     let count = unsafe { libc::read(ends[0], said.as_mut_ptr().cast(), said.len()) };
     // SAFETY: waits for the child that was made above.
     unsafe { libc::waitpid(process, std::ptr::null_mut(), 0) };
-    assert_eq!(answered, 1, "the child hangs");
     String::from_utf8_lossy(&said[..count.max(0) as usize]).into_owned()
 }
 
@@ -61,7 +73,7 @@ fn a_forked_child_pins_nothing_and_knows_it() {
     let (_context, driver) = (sim.context(0), sim.driver());
     let pool = PinnedPool::builder().driver(driver.clone()).build().unwrap();
     pool.prewarm(LEN, 1).unwrap();
-    let memory = Pinned::new(&driver, vec![7u8; LEN]).unwrap();
+    let memory = Pinned::new(&driver, vec![Page([7; 4096]); LEN / 4096]).unwrap();
     let other = vec![8u8; LEN];
     let noted = ExternalRegion::note(other.as_ptr(), LEN);
     // SAFETY: the memory outlives the regions.
@@ -93,7 +105,7 @@ fn a_forked_child_pins_nothing_and_knows_it() {
         let prewarm = pool.prewarm(LEN, 1).unwrap_err().to_string();
         check(prewarm.ends_with(WHY), &format!("prewarm: {prewarm}"))?;
         // What was the parent's can be read here, and dropping it does nothing to the parent.
-        check(memory.iter().all(|byte| *byte == 7), "the copy of the parent's bytes")?;
+        check(memory.iter().all(|page| page.0 == [7; 4096]), "the copy of the parent's bytes")?;
         drop((memory, noted, pinned));
         let still = Pinned::new(&driver, vec![7u8; LEN]).is_err();
         check(still && sim.total_calls() == calls, "the driver was called")
@@ -103,4 +115,26 @@ fn a_forked_child_pins_nothing_and_knows_it() {
     assert_eq!(pin::stats().pinned_buffers, 1);
     assert_eq!(sim.registered_bytes(), 3 * LEN);
     sim.assert_clean();
+
+    // Forks while another thread writes the record, so that its locks are held in the child for ever.
+    let stop = AtomicBool::new(false);
+    let bytes = [0u8; 64];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                drop(ExternalRegion::note(bytes.as_ptr(), bytes.len()));
+            }
+        });
+        for _ in 0..20 {
+            let said = in_fork(|| {
+                drop(ExternalRegion::note(bytes.as_ptr(), bytes.len()));
+                check(regions::covering(&bytes) == Coverage::None, "the parent's region is reported")
+            });
+            if said != "fine" {
+                stop.store(true, Ordering::Relaxed);
+            }
+            assert_eq!(said, "fine");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }

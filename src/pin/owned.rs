@@ -266,9 +266,8 @@ impl<C: Pinnable> Kept<C> {
 
 impl<C: Pinnable> Owner for Kept<C> {
     fn leaked(&mut self) {
-        if self.claim.settle(Outcome::Leaked) {
-            STATS.leaked(self.bytes());
-        }
+        let bytes = self.bytes();
+        self.claim.settle(Outcome::Leaked, || STATS.leaked(bytes));
     }
 }
 
@@ -278,10 +277,8 @@ impl<C: Pinnable> Drop for Kept<C> {
         // SAFETY: the parts of a `Vec` that was forgotten in `new`; its memory is used by nobody else any more,
         // since the block that stood for it is gone, and this is the only drop.
         let vec = unsafe { Vec::from_raw_parts(pointer.as_ptr(), len, capacity) };
-        let was_pinned = self.claim.settle(Outcome::Freed(C::from_vec(vec)));
-        if was_pinned {
-            STATS.released(len * size_of::<C::Element>());
-        }
+        let bytes = len * size_of::<C::Element>();
+        self.claim.settle(Outcome::Freed(C::from_vec(vec)), || STATS.released(bytes));
     }
 }
 
@@ -319,18 +316,21 @@ impl<C> Claim<C> {
         self.state.lock().was_pinned = true;
     }
 
-    /// What became of the memory; frees it here unless it is wanted. Says whether it ever was pinned.
-    fn settle(&self, outcome: Outcome<C>) -> bool {
+    /// What became of the memory; frees it here unless it is wanted. `count` is for memory that was pinned, and
+    /// is called before anybody can have it back, but after it is freed.
+    fn settle(&self, outcome: Outcome<C>, count: impl FnOnce()) {
         let mut state = self.state.lock();
-        let was_pinned = state.was_pinned;
-        if state.is_wanted {
-            state.outcome = Some(outcome);
-            self.settled.notify_all();
-        } else {
+        let count = state.was_pinned.then_some(count);
+        if !state.is_wanted {
             drop(state);
             drop(outcome);
+            return count.map_or((), |count| count());
         }
-        was_pinned
+        if let Some(count) = count {
+            count();
+        }
+        state.outcome = Some(outcome);
+        self.settled.notify_all();
     }
 
     /// Waits for what [`want`](Self::want)ed memory becomes: given back, or `None` when it is leaked.
