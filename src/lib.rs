@@ -7,6 +7,7 @@
 //! * [`take`] and the other functions here use the process-wide pool; [`PinnedPool`] is a pool of one's own.
 //! * [`PinnedBuffer`] says what may be done with a buffer, and what it costs to forget something.
 //! * [`architecture`] tells how it works and what it promises.
+//! * [`pin`] page-locks memory that you own already; [`regions`] tells what is page-locked.
 //! * With feature `sim`, `sim` is a simulated device, to test staging code on a machine without a GPU.
 //!
 //! Without CUDA everything works with plain memory:
@@ -80,6 +81,7 @@ mod lanes;
 
 mod cleaner;
 
+#[doc = include_str!("../docs/pinning-your-own-memory.md")]
 pub mod pin;
 mod pool;
 

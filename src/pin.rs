@@ -1,4 +1,4 @@
-#![doc = include_str!("../docs/pinning-your-own-memory.md")]
+// Documented by `docs/pinning-your-own-memory.md`, which `lib.rs` includes.
 #![allow(unsafe_code)] // Registering lends the driver a pointer; whoever calls promises that it stays valid.
 
 mod caretaker;
