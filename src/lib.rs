@@ -62,6 +62,8 @@ pub use dirty::Writer;
 pub use driver::Driver;
 pub use error::{CallError, Error};
 pub use global::{clear, global, set_max_pooled_bytes, shutdown, stats, take, take_pinned, try_take};
+#[cfg(feature = "cudarc")]
+pub use interop::check_cudarc;
 #[cfg(feature = "sim")]
 pub use pool::CleanerHold;
 pub use pool::{ContextWaitHold, PinnedPool, PoolBuilder, ShutdownReport};
