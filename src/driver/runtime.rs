@@ -7,9 +7,11 @@
 //!   use in the process (NVIDIA's runtime loads one), that is asked. Where none is (a runtime that forwards to
 //!   another machine), the pool knows the devices that it was shown, by a stream or by
 //!   [`PoolBuilder::context_of`](crate::PoolBuilder::context_of), and no others.
+//! * A caller's thread whose current device nobody uses is set back to it after a call for another device, and
+//!   since CUDA 12 that makes a context there. The pool's own threads are not set back.
 //! * It holds no context alive: after `cudaDeviceReset` the registrations are gone, and so are the events.
 //! * A failed call leaves an error on its thread, which an application would find at its next
-//!   `cudaGetLastError`. Every failure here is taken back, unless one was there before.
+//!   `cudaGetLastError`. Every failure here is taken back, unless one was there before: then it finds the newer.
 
 #![allow(unsafe_code)] // calls the runtime
 
@@ -20,6 +22,7 @@ use super::{
     CaptureMode, ContextHandle, DriverApi, DriverIdentity, EventHandle, LibraryReport, StreamHandle,
 };
 use crate::error::{CallError, Error};
+use crate::os::is_background_thread;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -158,7 +161,8 @@ impl DriverApi for RuntimeDriver {
         };
         let (before, device) = (table.current_device()?, device_of(context));
         table.make_current(device)?;
-        if before != device && !is_in_use(before) {
+        // A thread of the pool's own has nothing to find back to, and going back would make a context there.
+        if before != device && !is_in_use(before) && !is_background_thread() {
             DEVICE_BEFORE.set(Some(before));
         }
         Ok(())

@@ -50,6 +50,8 @@ mod tests {
         let fake = Control::load().unwrap();
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
+        // The first look asks, once, which library cudarc calls.
+        stream.with_stream_ref(|seen| assert_eq!(seen.driver, DriverIdentity::CUDA));
         context.record_err(Err::<(), _>(DriverError(CUresult::CUDA_ERROR_LAUNCH_FAILED)));
         fake.reset_calls();
         let owners = Arc::strong_count(&context);
