@@ -7,7 +7,8 @@ mod classic;
 mod common;
 
 use classic::ClassicPool;
-use common::{Pinpool, Rig, Subject, classic_constants, rows};
+use common::rows::{self, Use};
+use common::{Pinpool, Rig, Subject, classic_constants};
 use criterion::{Criterion, SamplingMode, Throughput, criterion_group, criterion_main};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ const BYTES: usize = 64 << 10;
 const PENDING: Duration = Duration::from_millis(200);
 
 fn loops_of<S: Subject>(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("take and drop, 4 KiB");
+    let mut group = criterion.benchmark_group("take, record and drop, 4 KiB");
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
     group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(2));
     for threads in [1, 2] {
@@ -25,7 +26,9 @@ fn loops_of<S: Subject>(criterion: &mut Criterion) {
         let subject: S = rows::warmed(&rig, LOOP_BYTES);
         group.throughput(Throughput::Elements(threads as u64));
         group.bench_function(format!("{threads} threads/{}", S::NAME), |bencher| {
-            bencher.iter_custom(|iterations| rows::take_drop_loop(&subject, LOOP_BYTES, threads, iterations));
+            bencher.iter_custom(|iterations| {
+                rows::take_drop_loop(&subject, &rig, LOOP_BYTES, (threads, Use::Record), iterations)
+            });
         });
     }
     group.finish();

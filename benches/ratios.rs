@@ -1,13 +1,15 @@
 //! The rows of `take`, `recycle` and `contention` for both pools in one process, as ratios, with bars.
 //!
 //! `cargo bench --bench ratios` measures, prints the table of `benches/README.md` and fails when a bar is missed.
+//! `cargo bench --bench ratios -- "take hit"` measures the rows with that in their name.
 //! Without cargo's `--bench` (so under `cargo test --benches`), or with `--test`, each row runs once, unjudged.
 
 mod classic;
 mod common;
 
 use classic::ClassicPool;
-use common::{Pinpool, Rig, Subject, classic_constants, rows};
+use common::rows::{self, Use};
+use common::{Pinpool, Rig, Subject, classic_constants};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -40,23 +42,44 @@ struct Table {
     rows: Vec<Row>,
     /// Each row once: to see that it runs and that the bytes are right.
     only_once: bool,
+    /// Rows whose name has this in it; all when nothing was asked for.
+    wanted: String,
 }
 
 impl Table {
-    /// Measures one row for one pool: the median over the samples of the time an operation took.
-    fn median(&self, effort: Effort, mut row: impl FnMut(u64) -> Duration) -> f64 {
+    /// The times of one row for one pool, in nanoseconds an operation.
+    fn measure(&self, effort: Effort, mut row: impl FnMut(u64) -> Duration) -> Vec<f64> {
         let Effort { samples, operations } =
             if self.only_once { Effort { samples: 1, operations: 1 } } else { effort };
         let of_one = |_| row(operations).as_nanos() as f64 / operations as f64;
-        let mut times: Vec<f64> = (0..samples).map(of_one).collect();
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 2]
+        (0..samples).map(of_one).collect()
     }
 
-    fn add(&mut self, name: &'static str, bar: Bar, classic_ns: f64, pinpool_ns: f64) {
+    /// Measures both pools by turns, so that what else the machine does meanwhile falls on both.
+    fn add(
+        &mut self,
+        name: &'static str,
+        bar: Bar,
+        classic: impl Fn(&Self) -> Vec<f64>,
+        pinpool: impl Fn(&Self) -> Vec<f64>,
+    ) {
+        if !name.contains(&self.wanted) {
+            return;
+        }
         eprintln!("  {name}");
-        self.rows.push(Row { name, classic_ns, pinpool_ns, bar });
+        let turns = if self.only_once { 1 } else { TURNS };
+        let (mut classic_ns, mut pinpool_ns) = (Vec::new(), Vec::new());
+        for _ in 0..turns {
+            classic_ns.extend(classic(self));
+            pinpool_ns.extend(pinpool(self));
+        }
+        self.rows.push(Row { name, classic_ns: median(classic_ns), pinpool_ns: median(pinpool_ns), bar });
     }
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples[samples.len() / 2]
 }
 
 impl Row {
@@ -92,83 +115,86 @@ fn shown(ns: f64) -> String {
     }
 }
 
+const KIB_4: usize = 4 << 10;
 const KIB_64: usize = 64 << 10;
 const MIB_1: usize = 1 << 20;
+const TURNS: usize = 5;
 const BURSTS: Effort = Effort { samples: 300, operations: common::BURST as u64 };
-const ALONE: Effort = Effort { samples: 640, operations: 1 };
+const ALONE: Effort = Effort { samples: 192, operations: 1 };
 
 /// One row for one pool; a function and not a closure, because it is generic.
-fn take_burst<S: Subject>(table: &Table) -> f64 {
+fn take_burst<S: Subject>(table: &Table) -> Vec<f64> {
     let rig = Rig::new();
     let subject: S = rows::warmed(&rig, KIB_64);
-    table.median(BURSTS, |operations| rows::take_burst(&subject, KIB_64, operations))
+    table.measure(BURSTS, |operations| rows::take_burst(&subject, &rig, KIB_64, operations))
 }
 
-fn take_alone<S: Subject>(table: &Table) -> f64 {
+fn take_alone<S: Subject>(table: &Table) -> Vec<f64> {
     let rig = Rig::new();
     let subject: S = rows::warmed(&rig, KIB_64);
-    table.median(ALONE, |operations| rows::take_alone(&subject, KIB_64, operations))
+    table.measure(ALONE, |operations| rows::take_alone(&subject, &rig, KIB_64, operations))
 }
 
-fn drop_burst<S: Subject>(table: &Table) -> f64 {
+fn drop_burst<S: Subject>(table: &Table) -> Vec<f64> {
     let rig = Rig::new();
     let subject: S = rows::warmed(&rig, KIB_64);
-    table.median(BURSTS, |operations| rows::drop_burst(&subject, KIB_64, operations))
+    table.measure(BURSTS, |operations| rows::drop_burst(&subject, &rig, KIB_64, operations))
 }
 
-fn drop_alone<S: Subject>(table: &Table) -> f64 {
+fn drop_alone<S: Subject>(table: &Table) -> Vec<f64> {
     let rig = Rig::new();
     let subject: S = rows::warmed(&rig, KIB_64);
-    table.median(ALONE, |operations| rows::drop_alone(&subject, KIB_64, operations))
+    table.measure(ALONE, |operations| rows::drop_alone(&subject, &rig, KIB_64, operations))
 }
 
-fn record<S: Subject>(table: &Table) -> f64 {
+fn record<S: Subject>(table: &Table) -> Vec<f64> {
     let rig = Rig::new();
     let subject: S = rows::warmed(&rig, KIB_64);
-    table.median(BURSTS, |operations| rows::record(&subject, &rig, KIB_64, operations))
+    table.measure(BURSTS, |operations| rows::record(&subject, &rig, KIB_64, operations))
 }
 
-fn take_drop<S: Subject>(table: &Table, threads: usize) -> f64 {
+fn take_drop<S: Subject>(table: &Table, threads: usize, between: Use) -> Vec<f64> {
     let rig = Rig::new();
-    let subject: S = rows::warmed(&rig, 4 << 10);
-    let effort = Effort { samples: 15, operations: 20_000 };
-    table.median(effort, |operations| rows::take_drop_loop(&subject, 4 << 10, threads, operations))
-        / threads as f64
+    let subject: S = rows::warmed(&rig, KIB_4);
+    let effort = Effort { samples: 5, operations: 20_000 };
+    let how = (threads, between);
+    let one = |operations| rows::take_drop_loop(&subject, &rig, KIB_4, how, operations) / threads as u32;
+    table.measure(effort, one)
 }
 
-fn pinned_again<S: Subject>(table: &Table, bytes: usize) -> f64 {
+fn pinned_again<S: Subject>(table: &Table, bytes: usize) -> Vec<f64> {
     let rig = Rig::new();
     let subject: S = rows::with_one(&rig, bytes);
-    let samples = if S::NAME == "pinpool" { 300 } else { 15 };
+    let samples = if S::NAME == "pinpool" { 100 } else { 3 };
     let effort = Effort { samples, operations: 1 };
-    table.median(effort, |operations| rows::drop_to_pinned_take(&subject, &rig, bytes, operations))
+    table.measure(effort, |operations| rows::drop_to_pinned_take(&subject, &rig, bytes, operations))
 }
 
-fn shelved_again<S: Subject>(table: &Table, bytes: usize) -> f64 {
+fn shelved_again<S: Subject>(table: &Table, bytes: usize) -> Vec<f64> {
     let rig = Rig::new();
     let subject: S = rows::with_one(&rig, bytes);
-    let samples = if S::NAME == "pinpool" { 300 } else { 15 };
-    table.median(Effort { samples, operations: 1 }, |operations| {
-        rows::drop_to_shelf(&subject, bytes, operations)
+    let samples = if S::NAME == "pinpool" { 100 } else { 3 };
+    table.measure(Effort { samples, operations: 1 }, |operations| {
+        rows::drop_to_shelf(&subject, &rig, bytes, operations)
     })
 }
 
-fn others_ready<S: Subject>(table: &Table) -> f64 {
+fn others_ready<S: Subject>(table: &Table) -> Vec<f64> {
     let rig = Rig::new();
     let subject: S = rows::warmed(&rig, KIB_64);
     let pending = if table.only_once { Duration::from_millis(20) } else { Duration::from_secs(2) };
-    let effort = Effort { samples: 3, operations: 1 };
-    table.median(effort, |_| rows::others_ready(&subject, &rig, KIB_64, pending))
+    let effort = Effort { samples: 1, operations: 1 };
+    table.measure(effort, |_| rows::others_ready(&subject, &rig, KIB_64, pending))
 }
 
 fn main() -> ExitCode {
     let has = |flag: &str| std::env::args().any(|argument| argument == flag);
-    let mut table = Table { rows: Vec::new(), only_once: has("--test") || !has("--bench") };
+    let wanted = std::env::args().skip(1).find(|argument| !argument.starts_with("--")).unwrap_or_default();
+    let mut table = Table { rows: Vec::new(), only_once: has("--test") || !has("--bench"), wanted };
     let t = &mut table;
     macro_rules! row {
         ($name:literal, $bar:expr, $measure:ident $(, $more:expr)*) => {
-            let (classic, pinpool) = ($measure::<ClassicPool>(t $(, $more)*), $measure::<Pinpool>(t $(, $more)*));
-            t.add($name, $bar, classic, pinpool);
+            t.add($name, $bar, |t| $measure::<ClassicPool>(t $(, $more)*), |t| $measure::<Pinpool>(t $(, $more)*));
         };
     }
     row!("take hit, burst of 64", Bar::TimesFaster(1.0), take_burst);
@@ -176,21 +202,23 @@ fn main() -> ExitCode {
     row!("drop, burst of 64", Bar::None, drop_burst);
     row!("drop, one per 200 us", Bar::TimesFaster(5.0), drop_alone);
     row!("record_last_use", Bar::None, record);
-    row!("take and drop in a loop, 4 KiB, 1 thread", Bar::None, take_drop, 1);
-    row!("take and drop in a loop, 4 KiB, 2 threads", Bar::None, take_drop, 2);
+    row!("take, drop in a loop, 4 KiB, 1 thread", Bar::None, take_drop, 1, Use::Nothing);
+    row!("take, drop in a loop, 4 KiB, 2 threads", Bar::None, take_drop, 2, Use::Nothing);
+    row!("take, record, drop in a loop, 4 KiB, 1 thread", Bar::None, take_drop, 1, Use::Record);
+    row!("take, record, drop in a loop, 4 KiB, 2 threads", Bar::None, take_drop, 2, Use::Record);
     row!("drop to pinned take, 64 KiB dirty", Bar::TimesFaster(1000.0), pinned_again, KIB_64);
     row!("drop to pinned take, 1 MiB dirty", Bar::None, pinned_again, MIB_1);
     row!("drop to shelf with no taker, 64 KiB dirty", Bar::None, shelved_again, KIB_64);
     row!("one event pending for 2 s: 63 others ready", Bar::Within(5e6), others_ready);
 
+    if table.only_once {
+        println!("{} rows ran once, unjudged.", table.rows.len());
+        return ExitCode::SUCCESS;
+    }
     println!("| | classic | pinpool | ratio | bar |\n|---|---|---|---|---|");
     table.rows.iter().for_each(Row::print);
     println!("\n{}. Medians; the simulated device is free of cost in both.", classic_constants());
     let missed = table.rows.iter().filter(|row| row.misses_its_bar()).count();
-    if table.only_once {
-        println!("Each row ran once, unjudged.");
-        return ExitCode::SUCCESS;
-    }
     println!("{missed} bars missed.");
     ExitCode::from(u8::from(missed > 0))
 }

@@ -30,10 +30,10 @@ fn costs_of<S: Subject>(criterion: &mut Criterion) {
         bencher.iter_custom(|iterations| rows::record(&subject, &rig, BYTES, iterations));
     });
     group.bench_function(format!("drop, burst of 64/{}", S::NAME), |bencher| {
-        bencher.iter_custom(|iterations| rows::drop_burst(&subject, BYTES, iterations));
+        bencher.iter_custom(|iterations| rows::drop_burst(&subject, &rig, BYTES, iterations));
     });
     group.bench_function(format!("drop, one per 200 us/{}", S::NAME), |bencher| {
-        bencher.iter_custom(|iterations| rows::drop_alone(&subject, BYTES, iterations));
+        bencher.iter_custom(|iterations| rows::drop_alone(&subject, &rig, BYTES, iterations));
     });
     group.finish();
 }
@@ -47,7 +47,7 @@ fn readiness_of<S: Subject>(criterion: &mut Criterion, bytes: usize) {
         bencher.iter_custom(|iterations| rows::drop_to_pinned_take(&subject, &rig, bytes, iterations));
     });
     group.bench_function(format!("drop to shelf/{}", S::NAME), |bencher| {
-        bencher.iter_custom(|iterations| rows::drop_to_shelf(&subject, bytes, iterations));
+        bencher.iter_custom(|iterations| rows::drop_to_shelf(&subject, &rig, bytes, iterations));
     });
     group.finish();
 }

@@ -19,10 +19,10 @@ fn rows_of<S: Subject>(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("take hit");
     group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2)).sample_size(20);
     group.bench_function(format!("burst of 64/{}", S::NAME), |bencher| {
-        bencher.iter_custom(|iterations| rows::take_burst(&subject, BYTES, iterations));
+        bencher.iter_custom(|iterations| rows::take_burst(&subject, &rig, BYTES, iterations));
     });
     group.bench_function(format!("one per 200 us/{}", S::NAME), |bencher| {
-        bencher.iter_custom(|iterations| rows::take_alone(&subject, BYTES, iterations));
+        bencher.iter_custom(|iterations| rows::take_alone(&subject, &rig, BYTES, iterations));
     });
     group.finish();
 }

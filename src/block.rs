@@ -26,20 +26,23 @@ use std::mem::ManuallyDrop;
 pub(crate) type Uses = SmallVec<[Use; 2]>;
 
 /// What every state of a block has. One allocation for the life of the block, so that a move is a word.
+///
+/// Laid out as written: what a drop touches comes first, on one cache line.
 #[derive(Debug)]
+#[repr(C, align(64))]
 struct Body {
     pages: ManuallyDrop<Pages>,
-    class: SizeClass,
     /// The context that the pages are registered in; `Some` means page-locked.
     registered_in: Option<Arc<Context>>,
     /// Bytes from the start that may differ from zero.
     dirty_bytes: usize,
-    uses: Uses,
-    fate: Fate,
     /// The context that was current where the guard was dropped without a record.
     seen_context: Option<ContextHandle>,
+    class: SizeClass,
+    fate: Fate,
     /// Which drain epoch counts the return.
-    epoch: usize,
+    epoch: u8,
+    uses: Uses,
     returned_at: Option<std::time::Instant>,
 }
 
@@ -109,7 +112,7 @@ macro_rules! common {
             }
             #[allow(dead_code)]
             pub(crate) fn epoch(&self) -> usize {
-                self.0.epoch
+                usize::from(self.0.epoch)
             }
         }
     )*};
@@ -122,13 +125,13 @@ impl Out {
         debug_assert_eq!(pages.bytes(), class.bytes());
         Self(Box::new(Body {
             pages: ManuallyDrop::new(pages),
-            class,
             registered_in: None,
             dirty_bytes: 0,
-            uses: Uses::new(),
-            fate: Fate::Recorded,
             seen_context: None,
+            class,
+            fate: Fate::Recorded,
             epoch: 0,
+            uses: Uses::new(),
             returned_at: None,
         }))
     }
@@ -165,6 +168,13 @@ impl Out {
         self.0.fate = Fate::Proven;
     }
 
+    /// What a failed record left unknown was waited for.
+    pub(crate) fn forgive(&mut self) {
+        if self.0.fate == Fate::RecordFailed {
+            self.0.fate = Fate::Recorded;
+        }
+    }
+
     /// A use after a proof, or a write, makes the proof worthless.
     pub(crate) fn unprove(&mut self) {
         if self.0.fate == Fate::Proven {
@@ -191,7 +201,7 @@ impl Out {
     ) -> Returned {
         self.0.dirty_bytes = self.0.dirty_bytes.max(dirty_bytes);
         self.0.seen_context = seen;
-        self.0.epoch = epoch;
+        self.0.epoch = epoch as u8;
         Returned(self.0)
     }
 
@@ -305,8 +315,13 @@ impl Quiescent {
     }
 
     /// Ready for a shelf once nothing is dirty.
-    pub(crate) fn into_ready(self) -> Result<Ready, Self> {
-        if self.0.dirty_bytes == 0 { Ok(Ready(self.0)) } else { Err(self) }
+    pub(crate) fn into_ready(self, driver: &Driver) -> Result<Ready, Self> {
+        if self.0.dirty_bytes > 0 {
+            return Err(self);
+        }
+        // From here on any taker may get it, so this is where it is handed out.
+        driver.api().before_host_access(HostAccess::HandOut, self.0.pages.base(), self.0.class.bytes());
+        Ok(Ready(self.0))
     }
 
     /// Straight to a caller, still dirty up to `dirty_bytes`; the memory is told apart by the guard.
@@ -322,8 +337,7 @@ impl Quiescent {
 
 impl Ready {
     #[inline]
-    pub(crate) fn hand_out(self, driver: &Driver) -> Out {
-        driver.api().before_host_access(HostAccess::HandOut, self.0.pages.base(), self.0.class.bytes());
+    pub(crate) fn hand_out(self) -> Out {
         Out(self.0)
     }
 
@@ -375,9 +389,9 @@ mod tests {
         out.slice_mut(4 << 20).fill(9);
         let returned = out.give_back((1 << 20) + 5, None, 0);
         let quiescent = returned.settle(&driver, Proof::NothingOutstanding);
-        let mut quiescent = quiescent.into_ready().expect_err("dirty");
+        let mut quiescent = quiescent.into_ready(&driver).expect_err("dirty");
         while quiescent.zero_step(&driver, (1 << 20) + 5) > 0 {}
-        let out = quiescent.into_ready().expect("clean").hand_out(&driver);
+        let out = quiescent.into_ready(&driver).expect("clean").hand_out();
         let bytes = out.slice(4 << 20);
         assert!(bytes[..(1 << 20) + 5].iter().all(|byte| *byte == 0));
         assert!(

@@ -90,7 +90,7 @@ impl PinnedBuffer {
     /// safe after an error: it then waits for every context at its drop, or is never reused after a
     /// capture.
     pub fn record_last_use(&mut self, stream: &impl AsStream) -> Result<(), Error> {
-        let home = self.home.clone();
+        let Self { home, block, .. } = self;
         let result = stream.with_stream_ref(|stream| {
             let pool = home.driver.api().identity();
             if stream.driver != pool {
@@ -99,7 +99,7 @@ impl PinnedBuffer {
             let context = home.contexts.of_stream(&home.driver, stream);
             events::record(&home.driver, context, stream)
         });
-        let block = self.block_mut();
+        let block = block.as_mut().expect(GONE);
         match result {
             Ok(used) => {
                 block.unprove();
@@ -190,6 +190,8 @@ impl PinnedBuffer {
         for used in self.block_mut().take_uses() {
             if failed { events::discard(&self.home.driver, used) } else { events::recycle(used) }
         }
+        // Every context was waited for, once: not again at each access.
+        self.block_mut().forgive();
     }
 
     /// The recorded events; where a record failed or an event cannot be asked, whole contexts.

@@ -22,7 +22,7 @@ use crate::lanes::{
 use crate::os::tune_background_thread;
 use crate::pending::Stage;
 use crate::queues::{Failure, Queues};
-use crate::shelf::Shelved;
+use crate::shelf::Placed;
 use crate::size_class::SizeClass;
 use crate::sync::{Arc, thread};
 use std::time::{Duration, Instant};
@@ -213,9 +213,10 @@ impl Cleaner {
     }
 
     fn poll(&mut self) {
-        let home = self.home.clone();
         let mut failures = Vec::new();
-        self.queues.poll(&home.driver, &home.pending, |failure| failures.push(failure));
+        // Borrowed and not cloned: the reference count stands on the cache line that every take writes.
+        let Self { home, queues, .. } = self;
+        queues.poll(&home.driver, &home.pending, |failure| failures.push(failure));
         failures.into_iter().for_each(|failure| self.wait_failed(failure));
     }
 
@@ -318,7 +319,7 @@ impl Cleaner {
             self.home.counts.zeroed_bytes.add(whole_bytes as u64);
             self.home.counts.zero_ns.add(zeroing.as_nanos() as u64);
         }
-        match block.into_ready() {
+        match block.into_ready(&self.home.driver) {
             Ok(ready) => self.shelve(ready),
             // A step that zeroed nothing leaves nothing dirty; were it otherwise, the block is let go.
             Err(block) => self.let_go(block),
@@ -334,11 +335,11 @@ impl Cleaner {
             self.release.push(ReleaseJob::Retire(other.retire()));
         }
         match shelved {
-            Shelved::Kept => {
+            Placed::Kept => {
                 self.home.counts.class(class).recycled.add(1);
                 self.home.counts.class(class).settled[epoch].of(pinned).add(1);
             }
-            Shelved::Refused(block) => self.retire(block.retire()),
+            Placed::Refused(block) => self.retire(block.retire()),
         }
     }
 
@@ -360,11 +361,11 @@ impl Cleaner {
         if self.must_look() {
             return;
         }
-        let lanes_wait = self.release.has_backlog() || self.contexts.has_backlog();
+        let comes_back = self.release.has_backlog() || self.contexts.has_backlog() || self.is_ending();
         if let Some(age) = self.queues.youngest_head_age() {
             self.idle_since = None;
             self.home.bell.nap((age / 8).clamp(NAP_MIN, NAP_MAX));
-        } else if lanes_wait {
+        } else if comes_back {
             self.home.bell.nap(NAP_MAX);
         } else {
             self.rest_idle();
@@ -381,7 +382,7 @@ impl Cleaner {
             self.home.bell.nap(self.idle_nap);
             self.idle_nap = (self.idle_nap * 2).min(NAP_MAX);
         } else {
-            self.home.bell.park(|| self.must_look());
+            self.home.bell.park(|| self.must_look() || self.is_ending());
             self.idle_since = None;
         }
     }
@@ -392,13 +393,17 @@ impl Cleaner {
             || self.release.has_results()
             || self.contexts.has_results()
             || home.has_orders()
-            || home.stop_deadline().is_some()
-            || home.is_closing()
+    }
+
+    /// Whether it is waiting for the end: looking again and again, with naps.
+    fn is_ending(&self) -> bool {
+        self.home.stop_deadline().is_some() || self.home.is_closing()
     }
 
     /// For tests: while it is held, the cleaner does nothing at all.
     fn wait_while_held(&self) {
-        if self.home.cleaner_is_held() {
+        // Again, because a hold that began before this thread said otherwise found it resting.
+        while self.home.cleaner_is_held() {
             self.home.cleaner_rests(true);
             self.home.progress.wait_until(None, || !self.home.cleaner_is_held());
             self.home.cleaner_rests(false);

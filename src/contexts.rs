@@ -150,10 +150,25 @@ impl Contexts {
         self.known.read().iter().filter(|context| !context.is_gone()).cloned().collect()
     }
 
-    /// Destroys the pooled events and gives up every keeper; for `shutdown`, with nothing registered.
-    pub(crate) fn release_all(&self, driver: &Driver) {
-        let known = std::mem::take(&mut *self.known.write());
-        for context in known {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.known.read().is_empty()
+    }
+
+    /// Destroys the pooled events and gives up the keeper of every context that nothing refers to; for
+    /// `shutdown`, with nothing registered.
+    ///
+    /// A guard that is still out keeps the contexts of its records: their events are asked after its drop.
+    pub(crate) fn release_unused(&self, driver: &Driver) {
+        let mut unused = Vec::new();
+        self.known.write().retain(|context| {
+            // Under the lock nobody else can get a reference from the list.
+            let is_unused = Arc::strong_count(context) == 1;
+            if is_unused {
+                unused.push(context.clone());
+            }
+            !is_unused
+        });
+        for context in unused {
             self.release(driver, context);
         }
     }

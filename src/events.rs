@@ -95,8 +95,10 @@ pub(crate) fn recycle(used: Use) {
 
 /// Gives back an event that need not be waited for: pooled when complete, destroyed otherwise, since
 /// an event that is pending is never recorded again.
+///
+/// In the relaxed capture mode, because it also runs on a taker's thread.
 pub(crate) fn discard(driver: &Driver, used: Use) {
-    match is_complete(driver, &used) {
+    with_relaxed_capture(driver, || match is_complete(driver, &used) {
         Ok(true) => recycle(used),
         Ok(false) => {
             // `cuEventDestroy` does not wait; the driver frees the event when its work is done.
@@ -105,7 +107,7 @@ pub(crate) fn discard(driver: &Driver, used: Use) {
             }
         }
         Err(error) => tracing::debug!(%error, "an event is leaked with the context that it belongs to"),
-    }
+    });
 }
 
 /// Runs `action` with the calling thread's captures out of the way, and restores the thread's mode.

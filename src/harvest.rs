@@ -39,7 +39,7 @@ pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) ->
         }
         loop {
             if let Some(block) = home.shelf.pop(class) {
-                return Some(block.hand_out(&home.driver));
+                return Some(block.hand_out());
             }
             let (in_hand, moves_now) = home.pending.transit(class);
             if moves_now != moves {
@@ -159,4 +159,28 @@ fn hand_out(home: &Arc<Home>, block: Returned, zeroed: bool) -> Out {
     }
     home.progress.announce();
     block.hand_out(&home.driver)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+    use crate::driver::Driver;
+    use crate::pages::Pages;
+
+    #[test]
+    fn a_block_that_a_taker_passes_over_is_left_for_the_cleaner_with_its_flag_up() {
+        let settings = Settings { harvest_zero_limit_bytes: 0, ..Settings::default() };
+        let home = Home::new(Driver::host_only(), settings, |_| None);
+        let class = SizeClass::of(1).unwrap();
+        let block = Out::fresh(Pages::map(class.bytes()).unwrap(), class).give_back(1, None, 0);
+        home.inbox.push(class, block);
+        // The cleaner has just looked at the flags, and comes to the class too late.
+        assert_eq!(home.inbox.take_flags().count(), 1);
+        assert!(harvest(&home, class, true).is_none(), "more to zero than a taker may");
+        assert!(home.inbox.pop(class).is_none());
+        assert!(home.inbox.has_arrivals(), "nobody would look for the block again");
+        let block = home.pending.pop_unsorted(class).expect("it is where the cleaner looks");
+        block.quarantine();
+    }
 }

@@ -1,11 +1,12 @@
 //! What callers and the background threads of one pool share: the meeting place of the layers above.
 
+use crate::bell::{Bell, Ring};
 use crate::block::{Ready, Returned};
 use crate::config::Settings;
 use crate::contexts::Contexts;
 use crate::driver::{Driver, Severity};
 use crate::error::CallError;
-use crate::inbox::{Bell, Inbox, Ring};
+use crate::inbox::Inbox;
 use crate::os::ForkWord;
 use crate::pending::Pending;
 use crate::shelf::Shelf;
@@ -24,26 +25,29 @@ const REASONS_KEPT: usize = 16;
 pub(crate) type StartCleaner = fn(&Arc<Home>) -> Option<thread::JoinHandle<()>>;
 
 /// The shared state of a pool.
+///
+/// Laid out as written: what a take or a drop only reads comes first, on a cache line that is seldom written.
 #[derive(Debug)]
+#[repr(C, align(128))]
 pub(crate) struct Home {
+    pub(crate) fork: ForkWord,
+    pub(crate) shelf: Shelf,
+    /// Which of the two drain epochs counts new returns.
+    epoch: AtomicUsize,
+    pub(crate) bell: Bell,
     pub(crate) driver: Driver,
+    pub(crate) inbox: Inbox<Returned>,
     pub(crate) settings: Settings,
     pub(crate) contexts: Contexts,
     pub(crate) counts: Arc<Counts>,
-    pub(crate) inbox: Inbox<Returned>,
-    pub(crate) bell: Bell,
     pub(crate) pending: Pending,
-    pub(crate) shelf: Shelf,
     pub(crate) progress: Progress,
-    pub(crate) fork: ForkWord,
     /// The device is lost: nothing is pinned any more, nothing pinned is reused.
     lost: AtomicBool,
-    /// Which of the two drain epochs counts new returns.
-    epoch: AtomicUsize,
     drain_turn: Mutex<()>,
     /// Evicted by a caller, to be unregistered by the cleaner's lane.
     let_go: Mutex<Vec<Ready>>,
-    stop: Mutex<Option<Instant>>,
+    stop: Mutex<Stop>,
     closing: AtomicBool,
     context_wait_holds: AtomicUsize,
     cleaner_holds: AtomicUsize,
@@ -52,7 +56,22 @@ pub(crate) struct Home {
     registration_pause_until: Mutex<Option<Instant>>,
     reasons: Mutex<Vec<String>>,
     start_cleaner: StartCleaner,
-    cleaner: Mutex<Option<thread::JoinHandle<()>>>,
+    /// The thread, and earlier ones that nobody has joined yet.
+    cleaners: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+/// Orders to stop, numbered, so that whoever gave one knows when it was obeyed, although a return at the
+/// last moment may keep the thread or start another one.
+#[derive(Debug, Default)]
+struct Stop {
+    orders: u64,
+    obeyed: u64,
+    /// `Some` while an order is not obeyed.
+    deadline: Option<Instant>,
+    /// Threads that have ended and may be joined without waiting.
+    ended: Vec<thread::ThreadId>,
+    /// A lane that hangs in the driver was left behind since the last join.
+    left_a_lane: bool,
 }
 
 impl Home {
@@ -74,7 +93,7 @@ impl Home {
             epoch: AtomicUsize::new(0),
             drain_turn: Mutex::new(()),
             let_go: Mutex::default(),
-            stop: Mutex::new(None),
+            stop: Mutex::default(),
             closing: AtomicBool::new(false),
             context_wait_holds: AtomicUsize::new(0),
             cleaner_holds: AtomicUsize::new(0),
@@ -83,7 +102,7 @@ impl Home {
             registration_pause_until: Mutex::new(None),
             reasons: Mutex::default(),
             start_cleaner,
-            cleaner: Mutex::new(None),
+            cleaners: Mutex::default(),
         })
     }
 
@@ -120,7 +139,11 @@ impl Home {
     #[cold]
     fn start(self: &Arc<Self>) {
         match (self.start_cleaner)(self) {
-            Some(thread) => *self.cleaner.lock() = Some(thread),
+            Some(thread) => {
+                let mut cleaners = self.cleaners.lock();
+                cleaners.retain(|earlier| !earlier.is_finished());
+                cleaners.push(thread);
+            }
             // What was returned stays in the inbox, where takers find it; the next drop tries again.
             None => {
                 self.bell.not_started();
@@ -129,16 +152,24 @@ impl Home {
         }
     }
 
-    /// Waits for a cleaner that was ordered to stop. False when it is still there at the deadline.
-    pub(crate) fn join(&self, deadline: Instant) -> bool {
-        let obeyed = self.progress.wait_until(Some(deadline), || self.stop_deadline().is_none());
-        if !obeyed || !self.progress.wait_until(Some(deadline), || self.bell.is_stopped()) {
+    /// Waits until the order to stop was obeyed, and joins what has ended. False when the deadline came
+    /// first, a lane had to be left behind, or a thread ended by a panic.
+    pub(crate) fn join(&self, order: u64, deadline: Instant) -> bool {
+        if !self.progress.wait_until(Some(deadline), || self.stop.lock().obeyed >= order) {
             return false;
         }
-        let thread = self.cleaner.lock().take();
-        // A stopped bell is the thread's last act, so this does not wait. One that went on because
-        // something was returned meanwhile is not stopped, and not joined.
-        thread.is_none_or(|thread| thread.join().is_ok())
+        // Only those that said so: a thread that went on because something was returned meanwhile, or
+        // was started since, would be waited for without end.
+        let (ended, left_a_lane) = {
+            let mut stop = self.stop.lock();
+            (std::mem::take(&mut stop.ended), std::mem::take(&mut stop.left_a_lane))
+        };
+        let (ended, running): (Vec<_>, Vec<_>) = {
+            let mut cleaners = self.cleaners.lock();
+            std::mem::take(&mut *cleaners).into_iter().partition(|one| ended.contains(&one.thread().id()))
+        };
+        self.cleaners.lock().extend(running);
+        ended.into_iter().map(|thread| thread.join().is_ok()).fold(!left_a_lane, |all, ok| all && ok)
     }
 
     /// Hands evicted blocks to the release lane.
@@ -181,21 +212,51 @@ impl Home {
             return false;
         }
         self.epoch.store(current ^ 1, Ordering::SeqCst);
-        settled(current)
+        if !settled(current) {
+            return false;
+        }
+        // A block that is not kept is off the queue when the lane has it, and dealt with when it is freed.
+        self.progress.wait_until(deadline, || self.counts.retiring_buffers() == 0)
     }
 
-    /// Orders the cleaner to finish what it can until the deadline, and to end.
-    pub(crate) fn order_stop(self: &Arc<Self>, deadline: Instant) {
-        *self.stop.lock() = Some(deadline);
+    /// Orders the cleaner to finish what it can until the deadline, and to end. Gives the order's number.
+    pub(crate) fn order_stop(self: &Arc<Self>, deadline: Instant) -> u64 {
+        let order = {
+            let mut stop = self.stop.lock();
+            stop.orders += 1;
+            stop.deadline = Some(deadline);
+            stop.orders
+        };
         self.ring_hard();
+        order
     }
 
     pub(crate) fn stop_deadline(&self) -> Option<Instant> {
-        *self.stop.lock()
+        self.stop.lock().deadline
     }
 
-    pub(crate) fn stop_is_done(&self) {
-        *self.stop.lock() = None;
+    /// The number of the last order to stop.
+    pub(crate) fn stop_orders(&self) -> u64 {
+        self.stop.lock().orders
+    }
+
+    /// A lane did not end in time: its thread hangs in the driver.
+    pub(crate) fn leave_lane(&self) {
+        self.stop.lock().left_a_lane = true;
+    }
+
+    /// Said by a cleaner after its decision to end (`ends`) or to go on.
+    pub(crate) fn stop_is_done(&self, order: u64, ends: bool) {
+        {
+            let mut stop = self.stop.lock();
+            stop.obeyed = stop.obeyed.max(order);
+            if stop.orders == order {
+                stop.deadline = None;
+            }
+            if ends {
+                stop.ended.push(thread::current().id());
+            }
+        }
         self.progress.announce();
     }
 
@@ -205,7 +266,8 @@ impl Home {
         let mut evicted = Vec::new();
         self.shelf.set_cap(0, |block| evicted.push(block));
         self.let_go(evicted);
-        if !self.bell.is_stopped() {
+        // Contexts may be known without a thread: from the builder, or from records alone.
+        if !self.bell.is_stopped() || !self.contexts.is_empty() {
             self.order_stop(Instant::now() + self.settings.shutdown_timeout);
         }
     }
@@ -305,6 +367,6 @@ impl Home {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.counts.snapshot()
+        self.counts.snapshot(|class| self.shelf.counts(class))
     }
 }

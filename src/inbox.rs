@@ -2,23 +2,32 @@
 //!
 //! A bounded crossbeam channel per class, so that a hand-over allocates nothing and a taker can look
 //! for a block of *its* class; an unbounded one takes what overflows, so that nothing is ever lost.
-//! A [`Bell`] wakes the cleaner, but only when it sleeps without a timer.
+//! `bell.rs` wakes the cleaner, but only when it sleeps without a timer.
 
 use crate::size_class::{CLASS_COUNT, SizeClass};
-use crate::sync::{AtomicU32, AtomicU64, Mutex, OnceLock, Ordering, thread};
+use crate::sync::modelled::AtomicU64;
+use crate::sync::{OnceLock, Ordering};
+#[cfg(not(loom))]
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, unbounded};
-use std::time::Duration;
+#[cfg(loom)]
+use shim::{Receiver, Sender, TrySendError, bounded, unbounded};
 
 /// Returned blocks of one class that wait without an allocation; more go to the overflow.
 const SLOTS_PER_CLASS: usize = 1024;
 
+/// Both ends of a channel; they live together, so neither is ever disconnected.
+type Ends<T> = (Sender<T>, Receiver<T>);
+
 /// Returned values by class, and the flags that say where to look.
+///
+/// Apart from its neighbours, because every drop writes the flags.
 #[derive(Debug)]
+#[repr(C, align(128))]
 pub(crate) struct Inbox<T> {
-    classes: Box<[OnceLock<(Sender<T>, Receiver<T>)>]>,
-    overflow: (Sender<(SizeClass, T)>, Receiver<(SizeClass, T)>),
     /// Bit `n`: something may wait in class `n`. The top bit: in the overflow.
     arrivals: AtomicU64,
+    classes: Box<[OnceLock<Ends<T>>]>,
+    overflow: Ends<(SizeClass, T)>,
 }
 
 const OVERFLOW_BIT: u64 = 1 << 63;
@@ -103,103 +112,6 @@ impl Iterator for Flagged {
     }
 }
 
-/// How the cleaner sleeps and is woken.
-///
-/// Three states: *stopped* (no thread), *awake* (running, or napping on a timer), *parked* (sleeping
-/// without a timer). A caller that finds it awake does nothing: the cleaner will look soon anyway,
-/// and a taker that cannot wait harvests. So a drop makes a system call only after a silence.
-#[derive(Debug, Default)]
-pub(crate) struct Bell {
-    state: AtomicU32,
-    sleeper: Mutex<Option<thread::Thread>>,
-}
-
-const STOPPED: u32 = 0;
-const AWAKE: u32 = 1;
-const PARKED: u32 = 2;
-
-/// What a caller that rang has to do.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Ring {
-    /// Nothing: the cleaner is awake, or was just woken.
-    Heard,
-    /// There was no thread; the caller now owns the duty to start one.
-    StartThread,
-}
-
-impl Bell {
-    /// Called after leaving something in the inbox.
-    #[inline]
-    pub(crate) fn ring(&self) -> Ring {
-        // The flag was set before this load, and `park` says "parked" before its last look at the flags,
-        // all four sequentially consistent: one of the two sides sees the other.
-        if self.state.load(Ordering::SeqCst) == AWAKE { Ring::Heard } else { self.ring_hard() }
-    }
-
-    /// Ends a nap as well; for rare commands that should not wait for the timer.
-    #[cold]
-    pub(crate) fn ring_hard(&self) -> Ring {
-        match self.state.compare_exchange(STOPPED, AWAKE, Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(_) => Ring::StartThread,
-            Err(_) => {
-                self.nudge();
-                Ring::Heard
-            }
-        }
-    }
-
-    /// Wakes the thread if there is one, parked or napping.
-    pub(crate) fn nudge(&self) {
-        let _ = self.state.compare_exchange(PARKED, AWAKE, Ordering::SeqCst, Ordering::SeqCst);
-        if let Some(thread) = &*self.sleeper.lock() {
-            thread.unpark();
-        }
-    }
-
-    /// The cleaner's thread announces itself.
-    pub(crate) fn attach(&self) {
-        *self.sleeper.lock() = Some(thread::current());
-    }
-
-    /// Sleeps for at most `duration`, or until `ring_hard`.
-    pub(crate) fn nap(&self, duration: Duration) {
-        thread::park_timeout(duration);
-    }
-
-    /// Sleeps until rung, unless `must_look` finds something at the last moment.
-    pub(crate) fn park(&self, must_look: impl Fn() -> bool) {
-        if self.state.compare_exchange(AWAKE, PARKED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            return;
-        }
-        while !must_look() && self.state.load(Ordering::SeqCst) == PARKED {
-            thread::park();
-        }
-        let _ = self.state.compare_exchange(PARKED, AWAKE, Ordering::SeqCst, Ordering::SeqCst);
-    }
-
-    /// The cleaner's last act. False when something arrived meanwhile and the thread must go on.
-    pub(crate) fn stop(&self, must_look: impl Fn() -> bool) -> bool {
-        *self.sleeper.lock() = None;
-        self.state.store(STOPPED, Ordering::SeqCst);
-        if must_look()
-            && self.state.compare_exchange(STOPPED, AWAKE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-        {
-            self.attach();
-            return false;
-        }
-        true
-    }
-
-    /// Undoes the duty that `StartThread` gave, when no thread could be started.
-    pub(crate) fn not_started(&self) {
-        self.state.store(STOPPED, Ordering::SeqCst);
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.state.load(Ordering::SeqCst) == STOPPED
-    }
-}
-
 /// A queue to a background lane, bounded so that a hand-over allocates nothing.
 #[derive(Debug)]
 pub(crate) struct LaneQueue<T> {
@@ -232,10 +144,76 @@ impl<T> LaneQueue<T> {
     }
 }
 
-#[cfg(test)]
+/// crossbeam-channel cannot be modelled, so under loom its part is played by a queue behind a mutex, with the
+/// same names and as much of their behaviour as is used here.
+#[cfg(loom)]
+mod shim {
+    use crate::sync::Arc;
+    use crate::sync::modelled::Mutex;
+    use std::collections::VecDeque;
+
+    #[derive(Debug)]
+    pub(super) struct Sender<T>(Arc<Mutex<VecDeque<T>>>, usize);
+    #[derive(Debug)]
+    pub(super) struct Receiver<T>(Arc<Mutex<VecDeque<T>>>);
+    #[derive(Debug)]
+    pub(super) enum TrySendError<T> {
+        Full(T),
+        #[allow(dead_code)] // Both ends live together.
+        Disconnected(T),
+    }
+
+    pub(super) fn bounded<T>(slots: usize) -> (Sender<T>, Receiver<T>) {
+        let queue = Arc::new(Mutex::new(VecDeque::new()));
+        (Sender(queue.clone(), slots), Receiver(queue))
+    }
+
+    pub(super) fn unbounded<T>() -> (Sender<T>, Receiver<T>) {
+        bounded(usize::MAX)
+    }
+
+    impl<T> Sender<T> {
+        pub(super) fn try_send(&self, value: T) -> Result<(), TrySendError<T>> {
+            let mut queue = self.0.lock();
+            if queue.len() == self.1 {
+                return Err(TrySendError::Full(value));
+            }
+            queue.push_back(value);
+            Ok(())
+        }
+
+        pub(super) fn send(&self, value: T) -> Result<(), TrySendError<T>> {
+            self.try_send(value)
+        }
+    }
+
+    impl<T> Receiver<T> {
+        pub(super) fn try_recv(&self) -> Result<T, ()> {
+            self.0.lock().pop_front().ok_or(())
+        }
+
+        /// The lanes are not modelled.
+        pub(super) fn recv(&self) -> Result<T, ()> {
+            unimplemented!("no model waits in a channel")
+        }
+
+        pub(super) fn is_empty(&self) -> bool {
+            self.0.lock().is_empty()
+        }
+    }
+
+    impl<T> TrySendError<T> {
+        pub(super) fn into_inner(self) -> T {
+            match self {
+                TrySendError::Full(value) | TrySendError::Disconnected(value) => value,
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::sync::Arc;
 
     #[test]
     fn an_overflowing_class_loses_nothing() {
@@ -252,48 +230,5 @@ mod tests {
         seen.sort_unstable();
         assert_eq!(seen, (0..count).collect::<Vec<_>>());
         assert!(!inbox.has_arrivals());
-    }
-
-    #[test]
-    fn only_the_first_ring_of_a_stopped_bell_starts_a_thread() {
-        let bell = Bell::default();
-        assert_eq!(bell.ring(), Ring::StartThread);
-        assert_eq!(bell.ring(), Ring::Heard);
-        assert!(bell.stop(|| false));
-        assert_eq!(bell.ring(), Ring::StartThread);
-        assert!(!bell.is_stopped());
-    }
-
-    #[test]
-    fn a_return_during_the_stop_keeps_the_thread() {
-        let bell = Bell::default();
-        bell.ring();
-        assert!(!bell.stop(|| true));
-        assert_eq!(bell.ring(), Ring::Heard);
-    }
-
-    #[test]
-    fn a_parked_thread_is_woken_by_what_arrives() {
-        let bell = Arc::new(Bell::default());
-        let inbox = Arc::new(Inbox::default());
-        bell.ring();
-        let thread = {
-            let (bell, inbox) = (bell.clone(), inbox.clone());
-            thread::spawn(move || {
-                bell.attach();
-                let mut seen = 0;
-                while seen < 1000 {
-                    bell.park(|| inbox.has_arrivals());
-                    for class in inbox.take_flags() {
-                        seen += std::iter::from_fn(|| inbox.pop(class)).count();
-                    }
-                }
-            })
-        };
-        for number in 0..1000 {
-            inbox.push(SizeClass::of(1).unwrap(), number);
-            bell.ring();
-        }
-        thread.join().unwrap();
     }
 }

@@ -50,7 +50,7 @@ struct LaneShared<J, R> {
 /// A result that may come too late: after the cleaner gave up on the lane and counted it as quarantined.
 pub(crate) trait LaneResult: Send + 'static {
     /// Leaks the block and keeps the counts true.
-    fn is_lost(self, home: &Home);
+    fn came_too_late(self, home: &Home);
 }
 
 /// Does a batch of jobs, given the first; the closure gives further waiting jobs and takes results.
@@ -140,6 +140,10 @@ impl<J: Send + 'static, R: LaneResult> Lane<J, R> {
     /// abandoned, and quarantines what it still holds.
     pub(crate) fn stop(&mut self, deadline: Instant, mut result: impl FnMut(R)) -> bool {
         if self.thread.is_none() {
+            // Where no thread could be started, results were made here.
+            while let Some(value) = self.shared.results.pop() {
+                result(value);
+            }
             return true;
         }
         let mut told = false;
@@ -218,7 +222,7 @@ fn give_result<J, R: LaneResult>(home: &Arc<Home>, shared: &LaneShared<J, R>, mu
     loop {
         let abandoned = shared.abandoned.lock();
         if *abandoned {
-            return result.is_lost(home);
+            return result.came_too_late(home);
         }
         match shared.results.try_push(result) {
             Ok(()) => break,
@@ -257,7 +261,7 @@ pub(crate) enum Registered {
 }
 
 impl LaneResult for Registered {
-    fn is_lost(self, home: &Home) {
+    fn came_too_late(self, home: &Home) {
         if let Registered::Pinned(block) = self {
             // It was counted as a quarantined pageable block; it became a pinned one since.
             let counts = home.counts.class(block.class());
@@ -330,7 +334,7 @@ pub(crate) struct ContextVerdict {
 }
 
 impl LaneResult for ContextVerdict {
-    fn is_lost(self, _: &Home) {
+    fn came_too_late(self, _: &Home) {
         self.block.quarantine();
     }
 }

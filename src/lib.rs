@@ -1,19 +1,45 @@
 //! A background pool of page-locked ("pinned") host buffers for copies to a GPU.
 //!
-//! The modules, bottom up; a file imports only from layers below its own and from its left in its own,
-//! and a test checks it:
+//! A caller takes a buffer, fills it, enqueues a copy, records the last use on its stream and drops the guard.
+//! Everything slow (waiting for the device, page-locking, re-zeroing, giving memory back) happens on threads of the
+//! pool, off the caller's path.
+//!
+//! * [`take`] and the other functions here use the process-wide pool; [`PinnedPool`] is a pool of one's own.
+//! * [`PinnedBuffer`] says what may be done with a buffer, and what it costs to forget something.
+//! * [`architecture`] tells how it works and what it promises.
+//! * With feature `sim`, `sim` is a simulated device, to test staging code on a machine without a GPU.
+//!
+//! Without CUDA everything works with plain memory:
+//!
+//! ```
+//! use std::io::Write;
+//!
+//! let mut buffer = pinpool::take(300);
+//! assert_eq!(buffer.len(), 512);
+//! assert!(buffer.iter().all(|byte| *byte == 0));
+//! buffer.writer().write_all(b"staged")?;
+//! drop(buffer); // back to the pool, which zeroes six bytes
+//! # Ok::<(), std::io::Error>(())
+//! ```
+//!
+//! # The modules
+//!
+//! Bottom up; a file imports only from layers below its own, and a test checks it:
 //!
 //! 0: code_name error sync
 //! 1: os size_class zero pages config stats
 //! 2: driver stream raw_stream sim
 //! 3: contexts events block dirty
-//! 4: inbox pending shelf queues
+//! 4: inbox bell pending shelf queues
 //! 5: home
 //! 6: registrar harvest buffer
 //! 7: lanes
 //! 8: cleaner
 //! 9: pool
 //! 10: global interop
+
+#[doc = include_str!("../docs/architecture.md")]
+pub mod architecture {}
 
 mod code_name;
 mod error;
@@ -37,6 +63,7 @@ mod contexts;
 mod dirty;
 mod events;
 
+mod bell;
 mod inbox;
 mod pending;
 mod queues;

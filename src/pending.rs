@@ -52,6 +52,8 @@ struct Transit {
 pub(crate) struct Pending {
     classes: Box<[Mutex<VecDeque<Entry>>]>,
     transit: Box<[Transit]>,
+    /// Entries that are done, in all classes, so that an idle look costs one load.
+    done: AtomicUsize,
     next_id: AtomicU64,
 }
 
@@ -60,6 +62,7 @@ impl Default for Pending {
         Self {
             classes: (0..CLASS_COUNT).map(|_| Mutex::default()).collect(),
             transit: (0..CLASS_COUNT).map(|_| Transit::default()).collect(),
+            done: AtomicUsize::new(0),
             next_id: AtomicU64::new(1),
         }
     }
@@ -77,6 +80,10 @@ impl Pending {
 
     pub(crate) fn insert_as(&self, id: EntryId, stage: Stage, block: Returned) {
         let lock = &self.classes[block.class().index()];
+        // Counted before it is there: a count that is too high costs a look, one too low loses a block.
+        if stage == Stage::Done {
+            self.done.fetch_add(1, Ordering::SeqCst);
+        }
         // Entries stay sorted by number but for two inserters at the same moment; `position` copes.
         push_reserved(lock, |entries| entries, Entry { id, stage, block });
     }
@@ -111,7 +118,12 @@ impl Pending {
         if let Some(index) = position(&entries, id)
             && let Stage::Waiting(left) = entries[index].stage
         {
-            entries[index].stage = if left <= 1 { Stage::Done } else { Stage::Waiting(left - 1) };
+            if left <= 1 {
+                entries[index].stage = Stage::Done;
+                self.done.fetch_add(1, Ordering::SeqCst);
+            } else {
+                entries[index].stage = Stage::Waiting(left - 1);
+            }
         }
     }
 
@@ -119,7 +131,7 @@ impl Pending {
     pub(crate) fn remove(&self, class: SizeClass, id: EntryId) -> Option<Returned> {
         let mut entries = self.classes[class.index()].lock();
         let index = position(&entries, id)?;
-        entries.remove(index).map(|entry| entry.block)
+        entries.remove(index).map(|entry| self.taken(entry))
     }
 
     /// Takes one block that is done, from the smallest class that has one; `end_move` is the caller's duty.
@@ -133,12 +145,15 @@ impl Pending {
     }
 
     fn pop_done_of(&self, classes: usize) -> Option<Returned> {
+        if self.done.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
         self.classes[..classes].iter().enumerate().find_map(|(index, class)| {
             let mut entries = class.lock();
             let done = entries.iter().position(|entry| entry.stage == Stage::Done)?;
             // Before the lock is released, so that no taker finds neither the block nor the mark.
             self.begin_move(SizeClass::at(index));
-            entries.remove(done).map(|entry| entry.block)
+            entries.remove(done).map(|entry| self.taken(entry))
         })
     }
 
@@ -146,12 +161,19 @@ impl Pending {
     pub(crate) fn pop_unsorted(&self, class: SizeClass) -> Option<Returned> {
         let mut entries = self.classes[class.index()].lock();
         let index = entries.iter().position(|entry| entry.stage == Stage::Unsorted)?;
-        entries.remove(index).map(|entry| entry.block)
+        entries.remove(index).map(|entry| self.taken(entry))
     }
 
     /// Takes any block at all; for the end of a shutdown.
     pub(crate) fn pop_any(&self) -> Option<Returned> {
-        self.classes.iter().find_map(|class| class.lock().pop_front().map(|entry| entry.block))
+        self.classes.iter().find_map(|class| class.lock().pop_front().map(|entry| self.taken(entry)))
+    }
+
+    fn taken(&self, entry: Entry) -> Returned {
+        if entry.stage == Stage::Done {
+            self.done.fetch_sub(1, Ordering::SeqCst);
+        }
+        entry.block
     }
 
     pub(crate) fn is_empty(&self) -> bool {

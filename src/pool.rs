@@ -13,7 +13,7 @@ use crate::harvest::{find_returned, harvest};
 use crate::home::Home;
 use crate::pages::Pages;
 use crate::registrar;
-use crate::shelf::Shelved;
+use crate::shelf::Placed;
 use crate::size_class::SizeClass;
 use crate::stats::Stats;
 use crate::sync::Arc;
@@ -32,7 +32,9 @@ const CLEAR_TIMEOUT: Duration = Duration::from_secs(2);
 /// and are released when they drop.
 #[derive(Clone, Debug)]
 pub struct PinnedPool {
-    handle: Arc<Handle>,
+    /// Beside the handle and not behind it, so that a take follows one pointer less.
+    home: Arc<Home>,
+    _handle: Arc<Handle>,
 }
 
 /// What all clones share; its drop closes the pool.
@@ -59,8 +61,13 @@ impl PinnedPool {
         PoolBuilder::default()
     }
 
+    fn new(home: Arc<Home>) -> Self {
+        Self { home: home.clone(), _handle: Arc::new(Handle { home }) }
+    }
+
+    #[inline]
     fn home(&self) -> &Arc<Home> {
-        &self.handle.home
+        &self.home
     }
 
     /// A buffer of `min_size.next_power_of_two()` bytes (1 for 0), all zero, page-aligned.
@@ -111,7 +118,7 @@ impl PinnedPool {
             return fresh_in_child(home, class, len);
         }
         if let Some(block) = home.shelf.pop(class) {
-            return Ok(PinnedBuffer::new(home.clone(), block.hand_out(&home.driver), len));
+            return Ok(PinnedBuffer::new(home.clone(), block.hand_out(), len));
         }
         self.take_slow(class, len, zeroed)
     }
@@ -142,7 +149,7 @@ impl PinnedPool {
         }
         home.driver.api().prepare()?;
         while let Some(block) = home.shelf.pop(class) {
-            let buffer = PinnedBuffer::new(home.clone(), block.hand_out(&home.driver), len);
+            let buffer = PinnedBuffer::new(home.clone(), block.hand_out(), len);
             if buffer.is_pinned() {
                 return Ok(buffer);
             }
@@ -186,11 +193,11 @@ impl PinnedPool {
                 }
             };
             home.counts.class(class).staging.subtract(1);
-            let Ok(ready) = block.into_ready() else { break };
+            let Ok(ready) = block.into_ready(&home.driver) else { break };
             let mut evicted = Vec::new();
             let shelved = home.shelf.push(ready, |other| evicted.push(other));
-            let kept = matches!(shelved, Shelved::Kept);
-            if let Shelved::Refused(block) = shelved {
+            let kept = matches!(shelved, Placed::Kept);
+            if let Placed::Refused(block) = shelved {
                 evicted.push(block);
             }
             home.let_go(evicted);
@@ -294,8 +301,8 @@ impl PinnedPool {
         }
         let before = home.stats();
         let deadline = Instant::now() + home.settings.shutdown_timeout;
-        home.order_stop(deadline);
-        let ended = home.join(deadline + JOIN_GRACE);
+        let order = home.order_stop(deadline);
+        let ended = home.join(order, deadline + JOIN_GRACE);
         ShutdownReport::between(&before, &home.stats(), ended, home.take_reasons())
     }
 

@@ -8,7 +8,7 @@
 
 use crate::block::Ready;
 use crate::size_class::{CLASS_COUNT, SizeClass};
-use crate::stats::Counts;
+use crate::stats::{Counts, ShelfCounts, Split};
 use crate::sync::{Arc, Mutex, push_reserved_then};
 use std::collections::VecDeque;
 
@@ -18,10 +18,28 @@ const MAX_POOLED_BLOCKS: usize = 16_384;
 
 /// The shelves of a pool.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct Shelf {
-    classes: Box<[Mutex<VecDeque<Ready>>]>,
+    classes: Box<[ClassShelf]>,
     budget: Mutex<Budget>,
     counts: Arc<Counts>,
+}
+
+/// One class: what a hit touches, on one pair of cache lines that no other class shares.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct ClassShelf {
+    blocks: Mutex<VecDeque<Shelved>>,
+    /// Both written under the lock of `blocks` only, so without atomic read-modify-writes.
+    hits: Split,
+    pooled: Split,
+}
+
+/// A block with what a hit must know of it, so that the block itself is not touched before its user does.
+#[derive(Debug)]
+struct Shelved {
+    block: Ready,
+    pinned: bool,
 }
 
 #[derive(Debug)]
@@ -31,7 +49,7 @@ struct Budget {
 
 /// What came of putting a block on its shelf.
 #[derive(Debug)]
-pub(crate) enum Shelved {
+pub(crate) enum Placed {
     Kept,
     /// It can never fit under the cap.
     Refused(Ready),
@@ -40,7 +58,7 @@ pub(crate) enum Shelved {
 impl Shelf {
     pub(crate) fn new(cap_bytes: usize, counts: Arc<Counts>) -> Self {
         Self {
-            classes: (0..CLASS_COUNT).map(|_| Mutex::default()).collect(),
+            classes: (0..CLASS_COUNT).map(|_| ClassShelf::default()).collect(),
             budget: Mutex::new(Budget { cap_bytes }),
             counts,
         }
@@ -49,33 +67,34 @@ impl Shelf {
     /// The most recently shelved block of the class: its pages are the warmest.
     #[inline]
     pub(crate) fn pop(&self, class: SizeClass) -> Option<Ready> {
-        let mut shelf = self.classes[class.index()].lock();
-        let block = shelf.pop_back()?;
-        let counts = self.counts.class(class);
-        counts.hits.of(block.is_pinned()).add_locked();
-        counts.pooled.of(block.is_pinned()).subtract_locked();
+        let shelf = &self.classes[class.index()];
+        let mut blocks = shelf.blocks.lock();
+        let Shelved { block, pinned } = blocks.pop_back()?;
+        shelf.hits.of(pinned).add_locked();
+        shelf.pooled.of(pinned).subtract_locked();
         Some(block)
     }
 
+    /// Hits and pooled buffers of a class, for the statistics.
+    pub(crate) fn counts(&self, class: SizeClass) -> ShelfCounts {
+        let shelf = &self.classes[class.index()];
+        let read = |split: &Split| [split.of(false).read(), split.of(true).read()];
+        ShelfCounts { hits: read(&shelf.hits), pooled: read(&shelf.pooled) }
+    }
+
     /// Puts a block on its shelf, evicting largest-first until it fits; what was evicted goes to `evicted`.
-    pub(crate) fn push(&self, block: Ready, evicted: impl FnMut(Ready)) -> Shelved {
+    pub(crate) fn push(&self, block: Ready, evicted: impl FnMut(Ready)) -> Placed {
         let class = block.class();
         let budget = self.budget.lock();
         if class.bytes() > budget.cap_bytes {
-            return Shelved::Refused(block);
+            return Placed::Refused(block);
         }
         self.evict_until(budget.cap_bytes - class.bytes(), MAX_POOLED_BLOCKS - 1, evicted);
+        let shelf = &self.classes[class.index()];
         let pinned = block.is_pinned();
-        let counts = self.counts.class(class);
-        push_reserved_then(
-            &self.classes[class.index()],
-            |shelf| shelf,
-            block,
-            |_| {
-                counts.pooled.of(pinned).add_locked();
-            },
-        );
-        Shelved::Kept
+        let place = Shelved { block, pinned };
+        push_reserved_then(&shelf.blocks, |blocks| blocks, place, |_| shelf.pooled.of(pinned).add_locked());
+        Placed::Kept
     }
 
     /// Whether a block that is not page-locked yet is worth it: it fits under the cap without pushing
@@ -136,7 +155,7 @@ impl Shelf {
 
     fn pooled_by_class(&self) -> impl Iterator<Item = (SizeClass, usize)> {
         (0..CLASS_COUNT).map(SizeClass::at).map(|class| {
-            let buffers = self.counts.class(class).pooled.total() as usize;
+            let buffers = self.classes[class.index()].pooled.total() as usize;
             (class, buffers.saturating_mul(class.bytes()))
         })
     }
@@ -154,18 +173,19 @@ impl Shelf {
     }
 
     fn pooled_blocks(&self) -> usize {
-        (0..CLASS_COUNT).map(|index| self.counts.class(SizeClass::at(index)).pooled.total() as usize).sum()
+        self.classes.iter().map(|shelf| shelf.pooled.total() as usize).sum()
     }
 
     fn pop_coldest(&self, class: SizeClass) -> Option<Ready> {
-        if self.counts.class(class).pooled.total() == 0 {
+        let shelf = &self.classes[class.index()];
+        if shelf.pooled.total() == 0 {
             return None;
         }
-        let mut shelf = self.classes[class.index()].lock();
-        let block = shelf.pop_front()?;
-        let counts = self.counts.class(class);
-        counts.pooled.of(block.is_pinned()).subtract_locked();
-        counts.evictions.add(1);
+        let mut blocks = shelf.blocks.lock();
+        let Shelved { block, pinned } = blocks.pop_front()?;
+        shelf.pooled.of(pinned).subtract_locked();
+        drop(blocks);
+        self.counts.class(class).evictions.add(1);
         Some(block)
     }
 }

@@ -60,8 +60,6 @@ impl Split {
 #[derive(Debug, Default)]
 #[repr(align(128))] // Two classes never share a cache line.
 pub(crate) struct ClassCounts {
-    /// From the shelf; written under the shelf's lock.
-    pub(crate) hits: Split,
     /// From the inbox or the pending set.
     pub(crate) harvested: Split,
     /// Freshly mapped; pinned where `take_pinned` page-locked it for its caller.
@@ -74,8 +72,6 @@ pub(crate) struct ClassCounts {
     pub(crate) settled: [Split; 2],
     /// Blocks that the cleaner put on the shelf.
     pub(crate) recycled: Count,
-    /// On the shelf now; written under the shelf's lock.
-    pub(crate) pooled: Split,
     pub(crate) evictions: Count,
     /// Evicted and page-locked, not yet unregistered.
     pub(crate) retiring: Count,
@@ -84,14 +80,17 @@ pub(crate) struct ClassCounts {
     pub(crate) staging: Count,
 }
 
-impl ClassCounts {
-    pub(crate) fn given_pinned(&self) -> u64 {
-        let pooled = self.hits.of(true).read().wrapping_add(self.harvested.of(true).read());
-        pooled.wrapping_add(self.misses.of(true).read())
-    }
+/// What a class's shelf counts by itself, pageable and pinned.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ShelfCounts {
+    pub(crate) hits: [u64; 2],
+    pub(crate) pooled: [u64; 2],
+}
 
-    pub(crate) fn given(&self) -> u64 {
-        self.hits.total().wrapping_add(self.harvested.total()).wrapping_add(self.misses.total())
+impl ClassCounts {
+    /// Blocks given to callers besides hits, by kind.
+    fn given_beside_hits(&self, pinned: bool) -> u64 {
+        self.harvested.of(pinned).read().wrapping_add(self.misses.of(pinned).read())
     }
 
     pub(crate) fn returned_total(&self) -> u64 {
@@ -106,30 +105,33 @@ impl ClassCounts {
         epochs[0].of(pinned).read().wrapping_add(epochs[1].of(pinned).read())
     }
 
-    fn snapshot(&self, class: SizeClass) -> ClassStats {
+    fn snapshot(&self, class: SizeClass, shelf: impl FnOnce() -> ShelfCounts) -> ClassStats {
         // The later event of each pair is read first, so that a difference read while buffers move
         // is never negative by more than what `saturating` hides.
         let settled = self.settled_total();
         let settled_pinned = Self::by_kind(&self.settled, true);
         let returned = self.returned_total();
         let returned_pinned = Self::by_kind(&self.returned, true);
+        let shelf = shelf();
+        let given_pinned = shelf.hits[1].wrapping_add(self.given_beside_hits(true));
+        let given = given_pinned.wrapping_add(shelf.hits[0]).wrapping_add(self.given_beside_hits(false));
         let minus =
             |a: u64, b: u64| if a.wrapping_sub(b) as i64 > 0 { a.wrapping_sub(b) as usize } else { 0 };
         ClassStats {
             class_bytes: class.bytes(),
-            hits: self.hits.of(true).read(),
-            unpinned_hits: self.hits.of(false).read(),
+            hits: shelf.hits[1],
+            unpinned_hits: shelf.hits[0],
             misses: self.misses.total(),
             harvested: self.harvested.total(),
             returned,
             recycled: self.recycled.read(),
             evictions: self.evictions.read(),
-            pooled_buffers: self.pooled.total() as usize,
-            pooled_pinned_buffers: self.pooled.of(true).read() as usize,
+            pooled_buffers: (shelf.pooled[0] + shelf.pooled[1]) as usize,
+            pooled_pinned_buffers: shelf.pooled[1] as usize,
             queued_buffers: minus(returned, settled),
             queued_pinned_buffers: minus(returned_pinned.wrapping_add(self.promoted.read()), settled_pinned),
-            checked_out_buffers: minus(self.given(), returned),
-            checked_out_pinned_buffers: minus(self.given_pinned(), returned_pinned),
+            checked_out_buffers: minus(given, returned),
+            checked_out_pinned_buffers: minus(given_pinned, returned_pinned),
             retiring_buffers: self.retiring.read() as usize,
             staging_buffers: self.staging.read() as usize,
             quarantined_buffers: self.quarantined.total() as usize,
@@ -236,13 +238,12 @@ impl Counts {
         self.classes.iter().map(|class| class.retiring.read()).sum()
     }
 
-    pub(crate) fn snapshot(&self) -> Stats {
+    pub(crate) fn snapshot(&self, shelf: impl Fn(SizeClass) -> ShelfCounts) -> Stats {
         let classes: Vec<ClassStats> = (0..CLASS_COUNT)
-            .map(|index| self.classes[index].snapshot(SizeClass::at(index)))
-            .filter(|class| {
-                class.hits + class.unpinned_hits + class.misses + class.harvested > 0
-                    || class.pooled_buffers > 0
-            })
+            .map(SizeClass::at)
+            .map(|class| self.class(class).snapshot(class, || shelf(class)))
+            // By every number: a block that `prewarm` page-locked may be quarantined and never have been taken.
+            .filter(|class| *class != ClassStats { class_bytes: class.class_bytes, ..ClassStats::default() })
             .collect();
         let sum = |pick: fn(&ClassStats) -> u64| classes.iter().map(pick).sum::<u64>();
         let buffers = |pick: fn(&ClassStats) -> usize| classes.iter().map(pick).sum::<usize>();

@@ -5,7 +5,7 @@ use crate::driver::{ContextHandle, DriverIdentity, KeepAlive, StreamHandle};
 /// A stream on which a buffer's last use can be recorded.
 ///
 /// Implemented for cudarc's `CudaStream` and `Arc<CudaStream>`, for the simulated device's stream, and
-/// for [`RawStream`]. Sealed: the pool trusts what it says about the context's lifetime.
+/// for [`RawStream`](crate::RawStream). Sealed: the pool trusts what it says about the context's lifetime.
 pub trait AsStream: sealed::AsStreamRef {}
 
 impl<T: sealed::AsStreamRef + ?Sized> AsStream for T {}
@@ -23,6 +23,8 @@ pub struct StreamRef<'a> {
 /// How a stream's context is kept alive for as long as the pool has an event or a registration in it.
 pub(crate) enum Keep<'a> {
     /// It is the primary context of this device: the pool takes a retain of its own.
+    #[cfg_attr(not(any(feature = "cudarc", feature = "sim")), allow(dead_code))]
+    // there is only `RawStream` then
     Primary(i32),
     /// An owner can be had by calling this.
     #[allow(dead_code)] // Only streams of a binding with owned, non-primary contexts need it.

@@ -8,6 +8,53 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize
 pub(crate) use std::sync::{Arc, OnceLock};
 pub(crate) use std::thread;
 
+/// What `inbox.rs` and `bell.rs` stand on: the same as above, or loom's, so that every interleaving of
+/// their protocol can be run.
+#[cfg(not(loom))]
+pub(crate) mod modelled {
+    pub(crate) use super::{AtomicU32, AtomicU64, Mutex, thread};
+
+    /// Nothing: the sequentially consistent accesses around it are ordered by themselves.
+    #[inline]
+    pub(crate) fn ordered() {}
+
+    /// Sleeps for at most `duration`, or until unparked.
+    pub(crate) fn nap(duration: std::time::Duration) {
+        thread::park_timeout(duration);
+    }
+}
+
+#[cfg(loom)]
+pub(crate) mod modelled {
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
+    pub(crate) use loom::thread;
+
+    /// parking_lot's interface on loom's mutex.
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(loom::sync::Mutex::new(value))
+        }
+
+        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+            self.0.lock().expect("a model that panics has failed already")
+        }
+    }
+
+    /// loom takes sequentially consistent accesses for acquire and release ones; the order that the language
+    /// gives them is spelled out by a fence.
+    pub(crate) fn ordered() {
+        loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// There is no time in a model.
+    pub(crate) fn nap(_: std::time::Duration) {
+        thread::yield_now();
+    }
+}
+
 use std::collections::VecDeque;
 
 /// Appends `value`; the queue grows outside the lock, since `take` and `drop` may want that lock.

@@ -155,3 +155,35 @@ fn a_simulated_machine_without_a_device_pins_nothing() {
     let error = pool.take_pinned(4 * KIB).unwrap_err().to_string();
     assert!(error.contains("100"), "{error}");
 }
+
+#[test]
+fn a_buffer_may_be_dropped_when_the_threads_own_variables_are_gone() {
+    thread_local! {
+        static KEPT: std::cell::RefCell<Vec<pinpool::PinnedBuffer>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
+    let rig = Rig::new();
+    rig.shelve(64 * KIB, 2);
+    let recorded = rig.pool.take(64 * KIB);
+    let context = rig.context.clone();
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // The thread's variables are destroyed last in, first out. So this one is made first, and whatever
+            // the pool keeps for a thread is gone when the buffers in it are dropped.
+            KEPT.with(|kept| kept.borrow_mut().reserve(2));
+            context.bind();
+            let stream = context.default_stream();
+            let mut first = rig.pool.take(64 * KIB);
+            first.record_last_use(&stream).unwrap();
+            drop(first);
+            let mut recorded = recorded;
+            recorded.record_last_use(&stream).unwrap();
+            KEPT.with(|kept| kept.borrow_mut().extend([recorded, rig.pool.take(MIB)]));
+        });
+        // The end of the scope would not wait for the thread's variables.
+        thread.join().unwrap();
+    });
+    rig.sim.run_until_idle();
+    rig.drain();
+    assert_eq!(rig.assert_balanced().pooled_buffers, 3);
+    rig.finish();
+}

@@ -56,6 +56,8 @@ fn the_journey_through_cudarc() {
     drop(miss);
     assert!(pool.drain(PATIENCE));
     assert_eq!(fake.registered_bytes() - before, LEN, "page-locked after its first return");
+    assert_eq!(fake.portable_bytes(), fake.registered_bytes(), "for copies from every context");
+    let timed_events = fake.timed_events();
 
     let mut buffer = pool.take(LEN);
     assert!(buffer.is_pinned() && buffer.driver_says_page_locked().unwrap());
@@ -65,6 +67,7 @@ fn the_journey_through_cudarc() {
     fake.hold(handle(&stream));
     stream.memcpy_htod(&buffer[..], &mut device).unwrap();
     buffer.record_last_use(&stream).unwrap();
+    assert_eq!(fake.timed_events(), timed_events, "an event of the pool takes no time");
     drop(buffer);
 
     fake.run_until_idle();

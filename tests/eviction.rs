@@ -83,6 +83,9 @@ fn lowering_the_cap_evicts_at_once_and_unregisters_in_the_background() {
     rig.pool.clear();
     let stats = rig.assert_balanced();
     assert_eq!((stats.pooled_bytes, stats.registered_bytes, stats.unregistrations), (0, 0, 8));
+    // And it stays lowered.
+    rig.shelve(64 * KIB, 8);
+    assert_eq!(rig.assert_balanced().pooled_bytes, 2 * 64 * KIB);
     rig.finish();
 }
 
@@ -140,6 +143,7 @@ fn the_ceiling_on_page_locked_bytes_is_never_exceeded() {
     rig.shelve(64 * KIB, 5);
     let stats = rig.assert_balanced();
     assert_eq!((stats.registrations, stats.registered_bytes), (3, 3 * 64 * KIB));
+    assert_eq!(stats.pooled_buffers, 3, "what stays pageable is freed, or a hit would be pageable");
     let buffers: Vec<_> = (0..5).map(|_| rig.pool.take(64 * KIB)).collect();
     assert_eq!(
         buffers.iter().filter(|buffer| buffer.is_pinned()).count(),
@@ -218,4 +222,50 @@ fn many_threads_changing_the_cap_never_see_it_exceeded() {
     let stats = rig.pool.stats();
     assert!(stats.pooled_bytes <= rig.pool.max_pooled_bytes(), "{stats:#?}");
     rig.finish();
+}
+
+#[test]
+fn within_a_class_the_block_that_lay_longest_goes_first() {
+    let rig = capped(usize::MAX);
+    rig.shelve(64 * KIB, 2);
+    let (first, second) = (rig.pool.take(64 * KIB), rig.pool.take(64 * KIB));
+    let warmest = second.as_ptr();
+    drop(first);
+    rig.drain();
+    drop(second);
+    rig.drain();
+    rig.pool.trim_to(64 * KIB);
+    let kept = rig.pool.take(64 * KIB);
+    assert_eq!(kept.as_ptr(), warmest);
+    drop(kept);
+    rig.finish();
+}
+
+#[test]
+fn a_cap_lowered_while_a_block_is_page_locked_holds_for_that_block() {
+    use pinpool::sim::Fault;
+    let rig = capped(usize::MAX);
+    rig.sim.fail("cuMemHostRegister", Fault::hang());
+    drop(rig.pool.take(64 * KIB));
+    common::until("the registration hangs", || rig.sim.hanging_calls() > 0);
+    rig.pool.set_max_pooled_bytes(4 * KIB);
+    rig.sim.clear_faults();
+    rig.drain();
+    let stats = rig.assert_balanced();
+    assert_eq!((stats.registrations, stats.pooled_buffers, stats.registered_bytes), (1, 0, 0));
+    rig.finish();
+}
+
+#[test]
+fn at_most_16384_blocks_are_pooled_whatever_the_cap() {
+    // More than fit into one class of the inbox, too: what overflows is not lost.
+    let pool = pinpool::PinnedPool::builder().driver(pinpool::Driver::host_only()).build().unwrap();
+    let mut buffers: Vec<_> = (0..16_400).map(|_| pool.take(1)).collect();
+    buffers.iter_mut().for_each(|buffer| buffer.set_dirty_len(0));
+    drop(buffers);
+    assert!(pool.drain(PATIENCE));
+    let stats = pool.stats();
+    assert_eq!((stats.returned, stats.recycled, stats.queued_buffers), (16_400, 16_400, 0));
+    assert_eq!((stats.pooled_buffers, stats.evictions), (16_384, 16));
+    assert!(pool.shutdown().completed);
 }

@@ -198,3 +198,79 @@ fn a_foreign_error_from_the_driver_is_shown_with_call_name_and_number() {
     assert!(error.to_string().contains("cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (2)"), "{error}");
     rig.finish();
 }
+
+#[test]
+fn a_refused_registration_takes_no_room_under_the_ceiling() {
+    let rig = Rig::with(pinpool::sim::Sim::new(), |builder| builder.max_registered_bytes(LEN));
+    rig.sim.fail("cuMemHostRegister", Fault::once(2));
+    rig.shelve(LEN, 1);
+    assert_eq!(rig.assert_balanced().registration_failures, 1);
+    assert!(rig.pinned(LEN).driver_says_page_locked().unwrap());
+    rig.finish();
+}
+
+#[test]
+fn refusals_with_successes_between_them_pause_nothing() {
+    let rig = Rig::new();
+    for _ in 0..3 {
+        for nth in 0..5 {
+            rig.sim.fail("cuMemHostRegister", Fault::once(2));
+            rig.shelve(LEN << nth, 1);
+        }
+        let buffer = rig.pinned(LEN);
+        assert!(buffer.is_pinned());
+        drop(buffer);
+        rig.drain();
+        rig.pool.clear();
+    }
+    assert_eq!(rig.assert_balanced().registration_failures, 15);
+    rig.finish();
+}
+
+#[test]
+fn a_taker_does_not_harvest_what_the_driver_cannot_be_asked_about() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    let address = buffer.as_ptr();
+    let idle_cleaner = rig.pool.hold_cleaner();
+    buffer.record_last_use(&stream).unwrap();
+    drop(buffer);
+    rig.sim.fail("cuEventQuery", Fault::always(999));
+    let other = rig.pool.take(LEN);
+    assert_ne!(other.as_ptr(), address, "an error was taken for an answer");
+    rig.sim.clear_faults();
+    rig.sim.run_until_idle();
+    drop((idle_cleaner, other));
+    rig.finish();
+}
+
+#[test]
+fn a_lost_device_quarantines_the_blocks_that_were_out() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    rig.shelve(LEN, 2);
+    let (mut first, mut second) = (rig.pool.take(LEN), rig.pool.take(LEN));
+    first.record_last_use(&stream).unwrap();
+    second.record_last_use(&stream).unwrap();
+    rig.sim.run_until_idle();
+    rig.sim.fail("cuEventQuery", Fault::once(700));
+    drop(first);
+    rig.drain();
+    // Its own event is complete, but what a lost device still does to pinned memory is unknown.
+    drop(second);
+    rig.drain();
+    assert_eq!(rig.assert_balanced().quarantined_pinned_bytes, 2 * LEN);
+    rig.finish();
+}
+
+#[test]
+fn a_block_that_was_never_taken_is_in_the_books_when_it_cannot_be_unregistered() {
+    let rig = Rig::new();
+    rig.pool.prewarm(LEN, 1).unwrap();
+    rig.sim.fail("cuMemHostUnregister", Fault::once(1));
+    rig.pool.clear();
+    let stats = rig.assert_balanced();
+    assert_eq!((stats.evictions, stats.quarantined_pinned_bytes), (1, LEN));
+    rig.finish();
+}

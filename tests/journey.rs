@@ -44,6 +44,7 @@ fn a_miss_is_pageable_and_is_page_locked_once_after_its_first_return() {
     let stats = rig.assert_balanced();
     assert_eq!((stats.misses, stats.registrations, stats.registered_bytes), (1, 1, 64 * KIB));
     assert_eq!(stats.hits + stats.harvested, 5);
+    assert_eq!((stats.returned, stats.recycled), (6, 6));
     rig.finish();
 }
 
@@ -93,7 +94,8 @@ fn nothing_touches_a_block_before_its_held_copy_is_done() {
     rig.sim.run_until_idle();
     let registered: Vec<usize> = rig.sim.live_registrations().into_iter().map(|(base, _)| base).collect();
     assert!(registered.contains(&(address as usize)), "unregistered in flight");
-    assert_eq!(rig.pool.stats().queued_buffers, 1, "dealt with in flight");
+    let stats = rig.assert_balanced();
+    assert_eq!((stats.queued_buffers, stats.queued_pinned_bytes), (1, MIB), "dealt with in flight");
 
     stream.release();
     rig.sim.run_until_idle();
@@ -208,13 +210,21 @@ fn a_lone_return_is_there_for_the_next_take_at_once() {
 #[test]
 fn an_unregistered_block_is_never_harvested() {
     let rig = Rig::new();
+    let stream = rig.context.stream();
     let idle_cleaner = rig.pool.hold_cleaner();
-    let first = rig.pool.take(64 * KIB);
-    let address = first.as_ptr();
-    drop(first);
-    let second = rig.pool.take(64 * KIB);
-    assert_ne!(second.as_ptr(), address, "a tight loop would never get pinned memory");
-    drop((idle_cleaner, second));
+    for is_recorded in [false, true] {
+        let mut first = rig.pool.take(64 * KIB);
+        let address = first.as_ptr();
+        if is_recorded {
+            first.record_last_use(&stream).unwrap();
+            rig.sim.run_until_idle();
+        }
+        drop(first);
+        let second = rig.pool.take(64 * KIB);
+        assert_ne!(second.as_ptr(), address, "a tight loop would never get pinned memory");
+        assert_eq!(rig.pool.stats().harvested, 0);
+    }
+    drop(idle_cleaner);
     rig.finish();
 }
 

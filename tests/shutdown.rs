@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{KIB, PATIENCE, Rig};
+use common::{KIB, PATIENCE, Rig, in_time, until};
 use pinpool::PinnedPool;
 use pinpool::sim::{Fault, Sim};
-use std::time::Duration;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 const LEN: usize = 64 * KIB;
 
@@ -83,8 +84,16 @@ fn a_hanging_driver_call_does_not_hang_the_shutdown() {
         drop((rig.pool.take(LEN), rig.pool.take(2 * LEN)));
         let report = rig.pool.shutdown();
         let stats = rig.pool.stats();
-        assert!(stats.is_balanced(), "{entry_point}: {stats:#?} {report:?}");
         rig.sim.clear_faults();
+        assert!(stats.is_balanced(), "{entry_point}: {stats:#?} {report:?}");
+        assert!(!report.completed, "{entry_point}: a thread hangs");
+        assert_eq!((stats.queued_buffers, stats.pooled_buffers), (0, 0), "{entry_point}: {stats:#?}");
+        // What the lane does after all, when nobody listens any more, is in the books too.
+        let in_books = in_time(|| {
+            let (stats, registered) = (rig.pool.stats(), rig.sim.registered_bytes());
+            rig.sim.hanging_calls() == 0 && stats.is_balanced() && stats.registered_bytes == registered
+        });
+        assert!(in_books, "{entry_point}: {:#?}", rig.pool.stats());
         // The pool goes on afterwards.
         rig.shelve(4 * KIB, 1);
         assert!(rig.pool.take(4 * KIB).is_pinned(), "{entry_point}");
@@ -110,10 +119,12 @@ fn dropping_the_last_handle_releases_everything_without_waiting() {
     let sim = Sim::new();
     let context = sim.context(0);
     let pool = PinnedPool::builder().driver(sim.driver()).thread_name("shut-b").build().unwrap();
-    drop(pool.take(LEN));
+    drop([pool.take(LEN), pool.take(2 * LEN)]);
     assert!(pool.drain(PATIENCE));
+    // One with the caller, one fresh, and one on its shelf.
     let (hit, miss) = (pool.take(LEN), pool.take(LEN));
     assert!(hit.is_pinned());
+    assert_eq!(pool.stats().pooled_buffers, 1);
     let clone = pool.clone();
     drop(pool);
     drop(clone);
@@ -161,4 +172,91 @@ fn an_idle_pool_can_be_shut_down() {
     assert!(rig.pool.shutdown().completed);
     assert_eq!(rig.sim.calls("cuMemHostRegister"), 0);
     rig.finish();
+}
+
+#[test]
+fn a_shutdown_waits_for_what_is_outstanding() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    stream.hold();
+    buffer.record_last_use(&stream).unwrap();
+    drop(buffer);
+    let report = std::thread::scope(|scope| {
+        let asked = rig.sim.calls("cuEventQuery");
+        let shutdown = scope.spawn(|| rig.pool.shutdown());
+        until("the shutdown waits", || rig.sim.calls("cuEventQuery") > asked + 30 || shutdown.is_finished());
+        stream.release();
+        rig.sim.run_until_idle();
+        shutdown.join().unwrap()
+    });
+    assert_eq!((report.quarantined_bytes, report.unregistered_buffers), (0, 1), "{report:?}");
+    rig.finish();
+}
+
+#[test]
+fn shutdowns_end_in_time_although_others_drop_and_shut_down_at_the_same_moment() {
+    // A return at the last moment keeps the cleaner, or starts another; neither may be waited for.
+    let rig = Rig::with(Sim::new(), |builder| builder.shutdown_timeout(PATIENCE));
+    let slow = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                rig.context.bind();
+                for _ in 0..200 {
+                    drop(rig.pool.take(4 * KIB));
+                    let started = Instant::now();
+                    let report = rig.pool.shutdown();
+                    if !report.completed || started.elapsed() > PATIENCE / 2 {
+                        return slow.lock().unwrap().push((started.elapsed(), report));
+                    }
+                }
+            });
+        }
+    });
+    let slow = slow.into_inner().unwrap();
+    assert!(slow.is_empty(), "{slow:#?}");
+    rig.finish();
+}
+
+#[test]
+fn what_is_freed_is_unmapped() {
+    // In a process of its own: another test may be given the same address.
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "child_that_frees", "--ignored", "--nocapture"]).env("PINPOOL_CHILD", "1");
+    let output = child.output().unwrap();
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+#[test]
+#[ignore = "run by what_is_freed_is_unmapped"]
+fn child_that_frees() {
+    if std::env::var_os("PINPOOL_CHILD").is_none() {
+        return;
+    }
+    let rig = Rig::new();
+    let addresses = [LEN, 64 * common::MIB].map(|bytes| {
+        let mut buffer = rig.pinned(bytes);
+        buffer.fill(1);
+        buffer.as_ptr() as usize
+    });
+    assert!(addresses.iter().all(|address| is_mapped(*address)));
+    rig.sim.fail("cuMemHostRegister", Fault::once(2));
+    let refused = rig.pool.take(2 * LEN);
+    let refused_address = refused.as_ptr() as usize;
+    drop(refused);
+    assert!(rig.pool.shutdown().completed);
+    assert!(!is_mapped(refused_address), "what could not be page-locked was leaked");
+    assert!(!addresses.iter().any(|address| is_mapped(*address)), "what was unregistered was leaked");
+}
+
+fn is_mapped(address: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mut ranges = maps.lines().filter_map(|line| {
+        let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+        Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
+    });
+    ranges.any(|range| range.contains(&address))
 }

@@ -192,6 +192,8 @@ fn a_sticky_error_is_answered_by_every_call_of_the_context() {
     assert_eq!(cuda.cu_stream_query(stream.handle()), Err(700));
     assert_eq!(cuda.cu_mem_host_unregister(src.address()), Err(700));
     assert_eq!(register(&sim, 100), Err(700));
+    stream.release();
+    sim.run_until_idle();
     assert_ne!(dst.read(), vec![1; BYTES]);
     sound.bind();
     assert_eq!(cuda.cu_ctx_synchronize(), Ok(()), "another context is not concerned");

@@ -87,7 +87,7 @@ fn a_pageable_copy_on_a_held_stream_blocks_until_its_release() {
     let (address, cuda_sim, cuda_context) = (dst.address(), sim.clone(), context.clone());
     let (waiter, is_done) = spawn_waiter(move || {
         cuda_context.bind();
-        let pageable = vec![4; BYTES];
+        let pageable = [4; BYTES];
         assert_eq!(raw_upload(&cuda_sim, address, pageable.as_ptr(), BYTES, handle), Ok(()));
     });
     while sim.pending_operations() == 0 {
@@ -131,7 +131,7 @@ fn a_stream_works_in_order_and_streams_are_picked_by_the_seed() {
 #[test]
 fn synchronising_executes_what_the_stream_needs_and_nothing_else() {
     let (sim, context) = device();
-    let (needed, other) = (context.stream(), context.stream());
+    let (other, needed) = (context.stream(), context.stream());
     let src = Pinned::new(&sim, 9);
     let (to_needed, to_other) = (context.alloc(BYTES), context.alloc(BYTES));
     let event = sim.cuda().cu_event_create(NO_TIMING).expect("event");
@@ -356,4 +356,16 @@ fn a_host_function_may_not_call_the_driver() {
     stream.synchronize();
     assert_eq!(receiver.recv(), Ok(Err(800)));
     assert!(sim.cuda().cu_stream_create(0).is_ok());
+}
+
+#[test]
+fn a_panic_of_a_host_function_is_a_violation_and_the_stream_goes_on() {
+    let (sim, context) = device();
+    sim.expect_violations();
+    let stream = context.stream();
+    let function = Box::new(|| panic!("on purpose"));
+    sim.cuda().cu_launch_host_func(stream.handle(), function).expect("launch");
+    sim.stall(stream.handle(), std::time::Duration::ZERO);
+    stream.synchronize();
+    assert_eq!(sim.take_violations().len(), 1);
 }

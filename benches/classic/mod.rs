@@ -6,7 +6,8 @@
 //! for many, waits for their events in order, blocking, page-locks a block once, zeroes its dirty prefix and
 //! puts it back. Every record makes an event with the default flags; a miss is `vec![0; n]`.
 //!
-//! No byte cap and no statistics: they would only make it slower.
+//! The map is ordered so that the largest class is evicted first, over a byte cap. No statistics: they would only
+//! make it slower. A buffer without a record is taken for unused.
 
 use pinpool::sim::{Sim, SimStream};
 use std::collections::BTreeMap;
@@ -21,6 +22,8 @@ pub const BATCH: usize = 64;
 pub const SILENCE: Duration = Duration::from_millis(100);
 /// `CU_EVENT_DEFAULT`: with timing, and a spinning `cuEventSynchronize`.
 pub const EVENT_FLAGS: u32 = 0;
+/// Bytes that may lie ready.
+const READY_BYTES_MAX: usize = 4 << 30;
 /// `CU_MEMHOSTREGISTER_PORTABLE`
 const PORTABLE: u32 = 1;
 
@@ -37,9 +40,15 @@ pub struct ClassicBuffer {
 
 struct Shared {
     sim: Sim,
-    ready: Mutex<BTreeMap<usize, Vec<Block>>>,
+    ready: Mutex<Ready>,
     /// `None` once the pool is gone: what drops then is freed where it drops.
     returns: Mutex<Option<Sender<Block>>>,
+}
+
+#[derive(Default)]
+struct Ready {
+    classes: BTreeMap<usize, Vec<Block>>,
+    bytes: usize,
 }
 
 struct Block {
@@ -53,11 +62,8 @@ impl ClassicPool {
     /// A pool that page-locks in the given context.
     pub fn new(sim: &Sim, context: usize) -> Self {
         let (sender, receiver) = channel();
-        let shared = Arc::new(Shared {
-            sim: sim.clone(),
-            ready: Mutex::new(BTreeMap::new()),
-            returns: Mutex::new(Some(sender)),
-        });
+        let shared =
+            Arc::new(Shared { sim: sim.clone(), ready: Mutex::default(), returns: Mutex::new(Some(sender)) });
         let for_cleaner = shared.clone();
         let cleaner = std::thread::Builder::new().name("classic-cleaner".into()).spawn(move || {
             for_cleaner
@@ -79,7 +85,7 @@ impl ClassicPool {
     /// How many buffers of this size are ready.
     pub fn ready(&self, min_size: usize) -> usize {
         let ready = self.shared.ready.lock().expect("not poisoned");
-        ready.get(&min_size.next_power_of_two()).map_or(0, Vec::len)
+        ready.classes.get(&min_size.next_power_of_two()).map_or(0, Vec::len)
     }
 }
 
@@ -90,7 +96,7 @@ impl Drop for ClassicPool {
             cleaner.join().expect("the cleaner does not panic");
         }
         let ready = std::mem::take(&mut *self.shared.ready.lock().expect("not poisoned"));
-        ready.into_values().flatten().for_each(|block| self.shared.free(block));
+        ready.classes.into_values().flatten().for_each(|block| self.shared.free(block));
     }
 }
 
@@ -150,7 +156,10 @@ impl Drop for ClassicBuffer {
 
 impl Shared {
     fn pop(&self, class: usize) -> Option<Block> {
-        self.ready.lock().expect("not poisoned").get_mut(&class)?.pop()
+        let mut ready = self.ready.lock().expect("not poisoned");
+        let block = ready.classes.get_mut(&class)?.pop()?;
+        ready.bytes -= class;
+        Some(block)
     }
 
     fn clean(&self, returns: &Receiver<Block>) {
@@ -185,7 +194,8 @@ impl Shared {
         let dirty = block.dirty;
         block.bytes[..dirty].fill(0);
         block.dirty = 0;
-        self.ready.lock().expect("not poisoned").entry(block.bytes.len()).or_default().push(block);
+        let evicted = self.ready.lock().expect("not poisoned").push(block);
+        evicted.into_iter().for_each(|block| self.free(block));
     }
 
     /// Waits for the block's events in the order in which they were recorded, and destroys them.
@@ -200,6 +210,22 @@ impl Shared {
         if block.is_registered {
             self.sim.cuda().cu_mem_host_unregister(block.bytes.as_mut_ptr()).expect("it was registered once");
         }
+    }
+}
+
+impl Ready {
+    /// Gives back what had to go for it, largest first.
+    fn push(&mut self, block: Block) -> Vec<Block> {
+        self.bytes += block.bytes.len();
+        self.classes.entry(block.bytes.len()).or_default().push(block);
+        let mut evicted = Vec::new();
+        while self.bytes > READY_BYTES_MAX {
+            let largest =
+                self.classes.values_mut().rev().find_map(Vec::pop).expect("there are bytes, so blocks");
+            self.bytes -= largest.bytes.len();
+            evicted.push(largest);
+        }
+        evicted
     }
 }
 

@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 pub const PAUSE: Duration = Duration::from_micros(200);
 
 /// Takes in bursts of 64, all hits.
-pub fn take_burst<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+pub fn take_burst<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     in_bursts(iterations, |count| {
         wait_until_ready(subject, bytes, BURST);
         let mut taken = Vec::with_capacity(BURST);
         let start = Instant::now();
         (0..count).for_each(|_| taken.push(subject.take(bytes)));
         let elapsed = start.elapsed();
-        top_up(subject, bytes, &mut taken);
+        give_back(subject, rig, bytes, taken);
         elapsed
     })
 }
 
 /// One take per 200 us, a hit.
-pub fn take_alone<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+pub fn take_alone<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     in_bursts(iterations, |count| {
         wait_until_ready(subject, bytes, BURST);
         let mut taken = Vec::with_capacity(BURST);
@@ -32,15 +32,16 @@ pub fn take_alone<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Dur
             start.elapsed()
         });
         let elapsed = times.sum();
-        top_up(subject, bytes, &mut taken);
+        give_back(subject, rig, bytes, taken);
         elapsed
     })
 }
 
-/// Drops in bursts of 64.
-pub fn drop_burst<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+/// Drops in bursts of 64, of buffers whose use was recorded.
+pub fn drop_burst<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     in_bursts(iterations, |count| {
         let mut taken = take_all(subject, bytes);
+        taken.iter_mut().for_each(|buffer| buffer.record(&rig.stream));
         let rest = taken.split_off(count);
         let start = Instant::now();
         taken.into_iter().for_each(drop);
@@ -50,10 +51,11 @@ pub fn drop_burst<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Dur
     })
 }
 
-/// One drop per 200 us.
-pub fn drop_alone<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+/// One drop per 200 us, of a buffer whose use was recorded.
+pub fn drop_alone<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     in_bursts(iterations, |count| {
         let mut taken = take_all(subject, bytes);
+        taken.iter_mut().for_each(|buffer| buffer.record(&rig.stream));
         let rest = taken.split_off(count);
         let times = taken.into_iter().map(|buffer| {
             std::thread::sleep(PAUSE);
@@ -77,12 +79,40 @@ pub fn record<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64)
     })
 }
 
-/// Take and drop, take and drop, on so many threads at once: `iterations` on each.
-pub fn take_drop_loop<S: Subject>(subject: &S, bytes: usize, threads: usize, iterations: u64) -> Duration {
+/// What a loop does with a buffer between take and drop.
+#[derive(Clone, Copy)]
+pub enum Use {
+    /// Nothing: the caller vouches that no device touches it.
+    Nothing,
+    /// Records a use, on a stream of the thread's own.
+    Record,
+}
+
+/// Take and drop, again and again, on so many threads at once: `iterations` on each.
+///
+/// Without the one or the other pinpool would wait for whole contexts, as it must; the classic pool waits
+/// for nothing then, and would reuse memory in flight.
+pub fn take_drop_loop<S: Subject>(
+    subject: &S,
+    rig: &Rig,
+    bytes: usize,
+    (threads, between): (usize, Use),
+    iterations: u64,
+) -> Duration {
+    let streams: Vec<_> = (0..threads).map(|_| rig.context.stream()).collect();
     let start = Instant::now();
     std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| (0..iterations).for_each(|_| drop(subject.take(bytes))));
+        for stream in &streams {
+            scope.spawn(move || {
+                rig.context.bind();
+                for _ in 0..iterations {
+                    let mut buffer = subject.take(bytes);
+                    match between {
+                        Use::Nothing => buffer.vouch_for_quiescence(),
+                        Use::Record => buffer.record(stream),
+                    }
+                }
+            });
         }
     });
     start.elapsed()
@@ -132,12 +162,15 @@ pub fn drop_to_pinned_take<S: Subject>(subject: &S, rig: &Rig, bytes: usize, ite
 }
 
 /// From the drop of a dirty buffer to its place on the shelf, when nobody asks for it.
-pub fn drop_to_shelf<S: Subject>(subject: &S, bytes: usize, iterations: u64) -> Duration {
+pub fn drop_to_shelf<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
     let mut total = Duration::ZERO;
     for _ in 0..iterations {
         wait_until_ready(subject, bytes, 1);
         let mut buffer = subject.take(bytes);
         buffer.bytes_mut().fill(1);
+        copy(rig, buffer.bytes());
+        buffer.record(&rig.stream);
+        rig.stream.synchronize();
         let start = Instant::now();
         drop(buffer);
         wait_until_ready(subject, bytes, 1);
@@ -186,10 +219,11 @@ fn take_all<S: Subject>(subject: &S, bytes: usize) -> Vec<S::Buffer> {
     taken
 }
 
-/// Takes the rest of the burst, so that the drop that follows is of 64 and the classic cleaner need not wait.
-fn top_up<S: Subject>(subject: &S, bytes: usize, taken: &mut Vec<S::Buffer>) {
+/// Takes the rest of the burst, records and drops: 64 at once, so that the classic cleaner need not wait for more.
+fn give_back<S: Subject>(subject: &S, rig: &Rig, bytes: usize, mut taken: Vec<S::Buffer>) {
     taken.extend((taken.len()..BURST).map(|_| subject.take(bytes)));
     assert!(taken.iter().all(Guard::is_pinned), "{}: a miss among what was ready", S::NAME);
+    taken.iter_mut().for_each(|buffer| buffer.record(&rig.stream));
 }
 
 fn copy(rig: &Rig, bytes: &[u8]) {

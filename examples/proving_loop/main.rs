@@ -97,9 +97,9 @@ fn stage_all(options: Options) -> Result<Summary, String> {
     let pooled = run(&mut pool, &input, &options, &mut lanes)?;
     let pinned_bytes = pinpool::stats().peak_registered_bytes;
     let ready_us = pool::ready_us(bytes, &input.segment(0, bytes), &mut lanes[0], READY_ROUNDS)?;
-    let report = pinpool::shutdown();
-    if !options.json {
-        println!("the pool let go of everything: {report:?}");
+    let end = pinpool::shutdown();
+    if !end.completed || end.registered_bytes_after > 0 || end.quarantined_bytes > 0 {
+        return Err(format!("the pool did not let go of everything: {end:?}"));
     }
 
     let in_flight = (0..options.in_flight).map(|_| None).collect();

@@ -26,6 +26,7 @@ impl Cleaner {
     /// False when something arrived at the last moment and the thread must go on.
     pub(super) fn end(&mut self) -> bool {
         let home = self.home.clone();
+        let order = home.stop_orders();
         while let Some(block) = home.pending.pop_any() {
             self.quarantine(block, "its device work did not finish before the shutdown's deadline");
         }
@@ -41,12 +42,12 @@ impl Cleaner {
         }
         self.end_lanes();
         if home.counts.registered_bytes() == 0 {
-            home.contexts.release_all(&home.driver);
+            home.contexts.release_unused(&home.driver);
         }
-        home.stop_is_done();
-        let stopped = home.bell.stop(|| home.inbox.has_arrivals() || home.has_orders());
-        home.progress.announce();
-        stopped
+        let ends =
+            home.bell.stop(|| home.inbox.has_arrivals() || home.has_orders() || home.stop_orders() != order);
+        home.stop_is_done(order, ends);
+        ends
     }
 
     fn end_lanes(&mut self) {
@@ -95,6 +96,7 @@ impl Cleaner {
     /// A lane hangs in the driver: what it holds is leaked and counted.
     #[cold]
     fn give_up_on_lanes(&mut self) {
+        self.home.leave_lane();
         for job in self.release.take_unstarted() {
             if let ReleaseJob::Retire(block) = job
                 && block.is_pinned()

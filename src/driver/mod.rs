@@ -1,6 +1,6 @@
 //! The seam to CUDA, or to the simulated device.
 //!
-//! Everything above this module speaks of contexts, streams and events through [`DriverApi`]; only
+//! Everything above this module speaks of contexts, streams and events through `DriverApi`; only
 //! `cuda.rs` knows a CUDA handle or constant. The rules that every implementation keeps:
 //!
 //! * **Thread-safe.** Any method may be called from any thread, several at once.

@@ -1,13 +1,12 @@
 //! The settings of a pool, by name, and what is checked before one is built.
 
-use super::{Handle, PinnedPool};
+use super::PinnedPool;
 use crate::cleaner;
 use crate::config::Settings;
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::home::Home;
 use crate::stream::AsStream;
-use crate::sync::Arc;
 use std::time::Duration;
 
 /// Settings of a pool that is about to be built.
@@ -105,6 +104,6 @@ impl PoolBuilder {
         for learn in self.learn {
             (learn.0)(&home)?;
         }
-        Ok(PinnedPool { handle: Arc::new(Handle { home }) })
+        Ok(PinnedPool::new(home))
     }
 }

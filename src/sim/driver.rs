@@ -81,7 +81,13 @@ impl DriverApi for SimDriver {
     }
 
     fn release_primary(&self, device: i32) -> Result<(), CallError> {
-        named(Call::PrimaryRelease, self.cuda.cu_device_primary_ctx_release(device))
+        let released = self.cuda.cu_device_primary_ctx_release(device);
+        if released == Err(super::codes::INVALID_CONTEXT) {
+            self.cuda.core().checks.violation(format_args!(
+                "cuDevicePrimaryCtxRelease: device {device} is released more often than retained"
+            ));
+        }
+        named(Call::PrimaryRelease, released)
     }
 
     fn synchronize_context(&self) -> Result<(), CallError> {
@@ -265,6 +271,16 @@ mod tests {
         let recorded = rig.api().record_event(event, StreamHandle(foreign.handle()));
         assert_eq!(recorded, Err(CallError::new("cuEventRecord", 400)));
         assert_eq!(rig.found(&["different contexts"]), 1);
+    }
+
+    #[test]
+    fn a_release_without_a_retain_is_found() {
+        let rig = Rig::new(2);
+        rig.api().retain_primary(1).expect("retain");
+        rig.api().release_primary(1).expect("release");
+        assert_eq!(rig.found(&[]), 0);
+        assert!(rig.api().release_primary(1).is_err());
+        assert_eq!(rig.found(&["more often than retained"]), 1);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::core::Core;
 use super::state::{ContextRef, Position, State};
 use super::streams::{Operation, Stream, StreamKind, Work};
 use parking_lot::MutexGuard;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -76,7 +77,10 @@ impl Core {
             Work::HostFunction(function) => {
                 let thread = self.threads.current();
                 thread.in_host_function.store(true, Ordering::Relaxed);
-                function();
+                // A panic has to leave the stream able to go on, and to fail the test rather than a thread.
+                if catch_unwind(AssertUnwindSafe(function)).is_err() {
+                    self.checks.violation(format_args!("a host function panicked"));
+                }
                 thread.in_host_function.store(false, Ordering::Relaxed);
             }
             Work::Record { .. } | Work::WaitFor(_) | Work::Delay(_) | Work::Nothing => {}
@@ -161,9 +165,13 @@ impl Core {
         self.enqueue_at(state, position, Work::Delay(duration), None);
     }
 
+    /// The slot of a stream, also in a broken context.
     fn controlled_slot(&self, state: &mut State, stream: usize) -> usize {
-        let slot = self.stream_slot(state, self.threads.current(), stream);
-        slot.unwrap_or_else(|code| panic!("there is no stream {stream:#x}: {code}"))
+        let slot = match stream {
+            0..=2 => self.stream_slot(state, self.threads.current(), stream).ok(),
+            _ => state.explicit_slot(stream),
+        };
+        slot.unwrap_or_else(|| panic!("there is no stream {stream:#x} in the current context"))
     }
 
     /// Nobody is left who could step, release or clear: lets everything go that waits for one of these.

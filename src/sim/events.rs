@@ -25,6 +25,13 @@ pub(super) struct Event {
 }
 
 impl State {
+    pub(super) fn timed_events(&self) -> usize {
+        self.events
+            .iter()
+            .filter(|event| event.context.is_some() && event.flags & DISABLE_TIMING == 0)
+            .count()
+    }
+
     /// The slot of a living event: 400 for an unknown handle, 709 when its context is gone.
     fn event_slot(&self, handle: usize) -> Result<usize, u32> {
         let slot = self.index(Kind::Event, handle).filter(|slot| *slot < self.events.len());

@@ -15,6 +15,7 @@ const ALIGNMENT: u64 = 512;
 
 pub(super) struct Registration {
     pub(super) bytes: usize,
+    pub(super) is_portable: bool,
     pub(super) context: ContextRef,
 }
 

@@ -50,7 +50,8 @@
 //! * `cuMemHostUnregister` and `cuMemFreeHost` of memory that an unfinished operation uses.
 //! * A pool that zeroes, unmaps or hands out such memory.
 //! * A pool that records an event again, or destroys it, while its record is pending, or records it on a
-//!   stream of another context.
+//!   stream of another context; or that releases a primary context more often than it retained it.
+//! * A host function that panics.
 //!
 //! # What is not simulated
 //!
@@ -268,6 +269,18 @@ impl Sim {
     /// Bytes that are registered now (`cuMemHostRegister`).
     pub fn registered_bytes(&self) -> usize {
         self.core().state.lock().registered_bytes()
+    }
+
+    /// The part of [`registered_bytes`](Self::registered_bytes) that was registered with
+    /// `CU_MEMHOSTREGISTER_PORTABLE`.
+    pub fn portable_bytes(&self) -> usize {
+        let state = self.core().state.lock();
+        state.registrations.values().filter(|one| one.is_portable).map(|one| one.bytes).sum()
+    }
+
+    /// Events that exist and take the time (made without `CU_EVENT_DISABLE_TIMING`), which makes a record dearer.
+    pub fn timed_events(&self) -> usize {
+        self.core().state.lock().timed_events()
     }
 
     /// Address and size in bytes of each registration, by address.

@@ -16,6 +16,8 @@ const PAGE_BYTES: usize = 4096;
 /// CU_MEMHOSTREGISTER_IOMEMORY: for memory of other devices; refused to an unprivileged process.
 const IO_MEMORY: u32 = 4;
 const READ_ONLY: u32 = 8;
+/// CU_MEMHOSTREGISTER_PORTABLE: page-locked for every context.
+const PORTABLE: u32 = 1;
 const HOST_REGISTER_SUPPORTED: i32 = 99;
 const READ_ONLY_SUPPORTED: i32 = 113;
 /// A single registration from 512 GiB on overflows a table of the driver.
@@ -171,7 +173,8 @@ impl Cuda {
             return Err(HOST_MEMORY_ALREADY_REGISTERED);
         }
         state.vanished.retain(|old, old_bytes| *old >= start + bytes || *old + *old_bytes <= start);
-        state.registrations.insert(start, Registration { bytes, context });
+        let is_portable = flags & PORTABLE != 0;
+        state.registrations.insert(start, Registration { bytes, is_portable, context });
         Ok(())
     }
 

@@ -185,9 +185,7 @@ impl Core {
                 Ok(slot)
             }
             _ => {
-                let index = state.index(Kind::Stream, handle);
-                let slot = index.and_then(|index| *state.stream_handles.get(index)?);
-                let slot = slot.ok_or(INVALID_HANDLE)?;
+                let slot = state.explicit_slot(handle).ok_or(INVALID_HANDLE)?;
                 state.check_context(state.streams[slot].context)?;
                 Ok(slot)
             }
@@ -195,8 +193,7 @@ impl Core {
     }
 
     pub(super) fn destroy_stream(&self, state: &mut State, handle: usize) -> Result<(), u32> {
-        let index = state.index(Kind::Stream, handle).ok_or(INVALID_HANDLE)?;
-        let slot = state.stream_handles.get(index).copied().flatten().ok_or(INVALID_HANDLE)?;
+        let slot = state.explicit_slot(handle).ok_or(INVALID_HANDLE)?;
         state.abandon_stream(slot);
         Ok(())
     }
@@ -337,6 +334,11 @@ impl Cuda {
 }
 
 impl State {
+    /// The slot behind the handle of a stream that was created and not destroyed.
+    pub(super) fn explicit_slot(&self, handle: usize) -> Option<usize> {
+        *self.stream_handles.get(self.index(Kind::Stream, handle)?)?
+    }
+
     /// Where every stream of a context that has unfinished work has to get to.
     pub(super) fn outstanding(&self, context: ContextRef) -> Vec<Position> {
         let streams = self.streams.iter().enumerate();

@@ -30,9 +30,14 @@ impl Rig {
         Self { pool, context, sim }
     }
 
-    /// Waits until everything returned so far is dealt with.
+    /// Waits until everything returned so far is dealt with, and everything evicted so far is let go.
     pub fn drain(&self) {
         assert!(self.pool.drain(PATIENCE), "the pool did not settle: {:#?}", self.pool.stats());
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while self.pool.stats().retiring_bytes > 0 {
+            assert!(std::time::Instant::now() < deadline, "not let go: {:#?}", self.pool.stats());
+            std::thread::yield_now();
+        }
     }
 
     /// Leaves `count` page-locked buffers of the class on the shelf.
@@ -92,6 +97,23 @@ pub fn copy_to_device(stream: &SimStream, buffer: &PinnedBuffer, len: usize, dev
     // SAFETY: the tests hand the buffer back to the pool, whose promise is that the memory stays valid and
     // unchanged until the copy is done; the simulated device checks that promise.
     unsafe { stream.copy_to_device(&buffer[..len], device) };
+}
+
+/// Waits for what some thread is about to do; false when it does not, though it had all the time.
+pub fn in_time(mut is_so: impl FnMut() -> bool) -> bool {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !is_so() {
+        if std::time::Instant::now() > deadline {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+/// As [`in_time`], and panics.
+pub fn until(what: &str, is_so: impl FnMut() -> bool) {
+    assert!(in_time(is_so), "in vain: {what}");
 }
 
 /// A recognisable pattern.

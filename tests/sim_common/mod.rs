@@ -4,7 +4,8 @@
 
 use pinpool::sim::{Sim, SimBuffer, SimContext, SimStream};
 
-pub const BYTES: usize = 8192;
+/// Small, so that a failed comparison can be read.
+pub const BYTES: usize = 64;
 pub const PAGE: usize = 4096;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub const NO_TIMING: u32 = 2;
@@ -40,6 +41,18 @@ impl Drop for Pinned {
         // It fails where the test ended the context or unregistered already.
         let _ = self.sim.cuda().cu_mem_host_unregister(self.bytes.as_mut_ptr());
     }
+}
+
+/// Waits until something is so, for ten seconds at most.
+pub fn eventually(is_so: impl Fn() -> bool) -> bool {
+    let start = std::time::Instant::now();
+    while !is_so() {
+        if start.elapsed().as_secs() >= 10 {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
 }
 
 /// Copies to the device. Every test declares its host memory before the device work can be over.

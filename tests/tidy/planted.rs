@@ -55,6 +55,8 @@ fn unsafe_in_a_file_that_may_not_hold_it() {
     assert_eq!(rules::unsafe_files(&file("src/pages.rs", allowed)).len(), 0);
     assert_eq!(rules::unsafe_files(&file("tests/x.rs", "unsafe fn f() {}")).len(), 1, "no allow");
     assert_eq!(rules::unsafe_files(&file("tests/x.rs", "#![allow(unsafe_code)]\nunsafe fn f() {}")).len(), 1);
+    assert_eq!(rules::unsafe_files(&file("tests/x.rs", "#[allow(unsafe_code)]\nunsafe fn f() {}")).len(), 0);
+    assert_eq!(rules::unsafe_files(&file("src/os.rs", "#[allow(unsafe_code)]\nunsafe fn f() {}")).len(), 1);
     assert_eq!(rules::unsafe_files(&file("src/pool.rs", "#![deny(unsafe_code)] // unsafe")).len(), 0);
 }
 

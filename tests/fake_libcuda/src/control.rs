@@ -161,6 +161,16 @@ impl Control {
         call!(self.fake_cuda_registered_bytes() -> usize)
     }
 
+    /// The part of [`registered_bytes`](Self::registered_bytes) that was registered as portable.
+    pub fn portable_bytes(&self) -> usize {
+        call!(self.fake_cuda_portable_bytes() -> usize)
+    }
+
+    /// Events that exist and take the time.
+    pub fn timed_events(&self) -> usize {
+        call!(self.fake_cuda_timed_events() -> usize)
+    }
+
     /// The device will run by itself at these rates. False once a driver function was called.
     #[must_use]
     pub fn set_real_time(

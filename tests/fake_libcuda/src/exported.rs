@@ -103,6 +103,12 @@ controls! {
     /// Bytes that are registered now.
     fn fake_cuda_registered_bytes() -> usize { device::sim().registered_bytes() }
 
+    /// The part of them that was registered as portable.
+    fn fake_cuda_portable_bytes() -> usize { device::sim().portable_bytes() }
+
+    /// Events that exist and take the time.
+    fn fake_cuda_timed_events() -> usize { device::sim().timed_events() }
+
     /// The device will run by itself at these rates.
     fn fake_cuda_set_real_time(latency_ns: u64, bytes_per_second: u64, register_ns_per_page: u64) -> bool {
         device::configure(|settings| {
