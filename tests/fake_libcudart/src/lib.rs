@@ -4,6 +4,8 @@
 //! `FAKE_CUDART_CODE=35` makes every function but `cudaRuntimeGetVersion` answer that code. The functions
 //! `fake_cudart_*` control the device.
 
+#![allow(unsafe_code)] // exports C functions, which write through their caller's pointers
+
 use pinpool::sim::{Cuda, Sim};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

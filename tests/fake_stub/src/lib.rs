@@ -4,6 +4,8 @@
 //! A library of its own, beside the fake libcuda that can play a stub too, because a test of "a stub in front
 //! of the real one" needs both in one process.
 
+#![allow(unsafe_code)] // exports C functions by their bare names
+
 macro_rules! stubs {
     ($($name:ident)*) => {$(
         #[doc = concat!("`", stringify!($name), "`; takes what it is given and answers 34.")]
