@@ -33,7 +33,9 @@ fn answer_for(library: &Path) -> String {
 #[test]
 fn a_failure_is_told_line_by_line() {
     let nothing = folder("library-nothing");
-    in_child("child_with_every_rung_failing", &[("LD_LIBRARY_PATH", nothing.as_os_str())]);
+    // A variable that is empty chooses nothing.
+    let chosen = ("PINPOOL_CUDA_LIBRARY", OsStr::new(""));
+    in_child("child_with_every_rung_failing", &[("LD_LIBRARY_PATH", nothing.as_os_str()), chosen]);
 }
 
 #[test]

@@ -120,3 +120,25 @@ impl Entries for Table {
         }
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::driver::ladder::How;
+    use crate::driver::library;
+
+    #[test]
+    fn a_driver_that_lacks_what_is_not_needed_is_accepted() {
+        let mut file =
+            fake_cuda::control::Control::find().expect("cargo builds the libraries beside the tests");
+        file.set_file_name("libfake_stub.so");
+        let older = library::open(How::Load, file.as_os_str()).unwrap();
+        let table = Table::of(&older).unwrap_or_else(|reason| panic!("{reason}"));
+        assert!(table.pointer_attributes.is_none() && table.stream_is_capturing.is_none());
+        assert!(table.exchange_capture_mode.is_none());
+        assert_eq!(
+            table.version().unwrap_err().to_string(),
+            "cuDriverGetVersion: CUDA_ERROR_STUB_LIBRARY (34)"
+        );
+    }
+}

@@ -53,11 +53,10 @@ pub fn copy_of(file: &str, to: impl AsRef<Path>) -> PathBuf {
 pub fn anonymous_copy(to: impl AsRef<Path>) -> PathBuf {
     let to = copy_of("libfake_cuda.so", to);
     let mut bytes = std::fs::read(&to).unwrap();
-    let name = b"\0libcuda.so\0";
-    let places: Vec<usize> =
-        (0..bytes.len() - name.len()).filter(|at| bytes[*at..].starts_with(name)).collect();
-    // The last one but for texts: the table of dynamic names comes first in the file.
-    bytes[places[0] + 1..places[0] + 8].copy_from_slice(b"another");
+    let (name, other) = (b"\0libcuda.so\0", b"\0another.so\0");
+    // The linker's table of names is the first place of the file that has it.
+    let at = bytes.windows(name.len()).position(|window| window == name).expect("it has a name");
+    bytes[at..][..other.len()].copy_from_slice(other);
     std::fs::write(&to, bytes).unwrap();
     to
 }

@@ -1,6 +1,8 @@
 //! A library like the CUDA toolkit's link-time stub: it has libcuda's functions, each answers 34
 //! (`CUDA_ERROR_STUB_LIBRARY`), and none writes anything.
 //!
+//! As in an old driver, functions are missing that came later and that pinpool can do without.
+//!
 //! A library of its own, beside the fake libcuda that can play a stub too, because a test of "a stub in front
 //! of the real one" needs both in one process.
 
@@ -23,6 +25,5 @@ stubs! {
     cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxGetState
     cuCtxGetCurrent cuCtxSetCurrent cuCtxGetDevice cuCtxSynchronize
     cuEventCreate cuEventRecord cuEventQuery cuEventDestroy_v2
-    cuMemHostRegister_v2 cuMemHostUnregister cuPointerGetAttributes
-    cuStreamIsCapturing cuThreadExchangeStreamCaptureMode
+    cuMemHostRegister_v2 cuMemHostUnregister
 }
