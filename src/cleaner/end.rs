@@ -51,10 +51,8 @@ impl Cleaner {
     }
 
     fn end_lanes(&mut self) {
-        let deadline =
-            self.home.stop_deadline().unwrap_or_else(Instant::now).max(Instant::now()) + LANE_GRACE;
         let mut verdicts = Vec::new();
-        let contexts_ended = self.contexts.stop(deadline, |verdict| verdicts.push(verdict));
+        let contexts_ended = self.contexts.stop(self.lane_deadline(), |verdict| verdicts.push(verdict));
         verdicts.into_iter().for_each(|verdict| self.context_verdict(verdict));
         while let Some(block) = self.home.pending.pop_done() {
             self.home.pending.end_move(block.class());
@@ -64,7 +62,8 @@ impl Cleaner {
             self.let_go(block);
         }
         let mut results = Vec::new();
-        let release_ended = self.release.stop(deadline, |result| results.push(result));
+        // A time of its own: one lane that hangs must not cost the other one its end.
+        let release_ended = self.release.stop(self.lane_deadline(), |result| results.push(result));
         for result in results {
             let (Registered::Pinned(block) | Registered::Unpinned(block) | Registered::Refused(block)) =
                 result;
@@ -76,6 +75,11 @@ impl Cleaner {
         }
         self.release = Lane::new(self.home.clone(), "release", release_lane);
         self.contexts = Lane::new(self.home.clone(), "contexts", context_lane);
+    }
+
+    fn lane_deadline(&self) -> Instant {
+        let now = Instant::now();
+        self.home.stop_deadline().unwrap_or(now).max(now) + LANE_GRACE
     }
 
     /// After the release lane has ended. Where it hangs in the driver, so would this thread.
