@@ -342,7 +342,7 @@ impl Drop for PinnedBuffer {
         let dirty_bytes = self.dirty.bytes(self.len);
         let (class, pinned, epoch) = (block.class(), block.is_pinned(), home.epoch());
         home.counts.class(class).returned[epoch].of(pinned).add(1);
-        home.inbox.push(class, block.give_back(dirty_bytes, seen, epoch));
+        home.inbox.push(class, block.give_back(dirty_bytes, seen, epoch, home.generation()));
         home.ring();
     }
 }

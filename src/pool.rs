@@ -300,8 +300,12 @@ impl PinnedPool {
             return ShutdownReport::default();
         }
         let before = home.stats();
+        let generation = home.next_generation();
         let deadline = Instant::now() + home.settings.shutdown_timeout;
-        let order = home.order_stop(deadline);
+        // Others may go on using the pool, so that its queue is never empty: what counts is what was returned
+        // before the call. What is returned later outlives the shutdown.
+        let drained = home.drain(home.settings.shutdown_timeout);
+        let order = home.order_stop_after_drain(deadline, drained, Some(generation));
         let ended = home.join(order, deadline + JOIN_GRACE);
         ShutdownReport::between(&before, &home.stats(), ended, home.take_reasons())
     }

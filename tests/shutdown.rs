@@ -309,3 +309,34 @@ fn is_mapped(address: usize) -> bool {
     });
     ranges.any(|range| range.contains(&address))
 }
+
+#[test]
+fn what_is_returned_during_a_shutdown_outlives_it() {
+    let rig = impatient();
+    let stream = rig.context.stream();
+    rig.shelve(LEN, 2);
+    let (mut early, mut late) = (rig.pool.take(LEN), rig.pool.take(LEN));
+    let address = late.as_ptr();
+    stream.hold();
+    early.record_last_use(&stream).unwrap();
+    late.record_last_use(&stream).unwrap();
+    drop(early);
+    let report = std::thread::scope(|scope| {
+        let shutdown = scope.spawn(|| rig.pool.shutdown());
+        // The shutdown waits for the first one, whose stream is held, and gives up on it. That it has begun shows
+        // nowhere but in the pool's inside.
+        while !format!("{:?}", rig.pool).contains("generation: 1") {
+            std::thread::yield_now();
+        }
+        drop(late);
+        shutdown.join().unwrap()
+    });
+    assert_eq!(report.quarantined_bytes, LEN, "only what was returned before: {report:?}");
+    assert_eq!(rig.pool.stats().queued_buffers, 1);
+    stream.release();
+    rig.sim.run_until_idle();
+    rig.drain();
+    assert_eq!(rig.pool.take(LEN).as_ptr(), address, "it was healthy");
+    rig.drain();
+    rig.finish();
+}

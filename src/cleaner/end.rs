@@ -17,7 +17,8 @@ impl Cleaner {
             home.order_stop(Instant::now() + home.settings.shutdown_timeout);
         }
         let Some(deadline) = home.stop_deadline() else { return false };
-        let settled = home.pending.is_empty() && self.with_lanes.is_empty() && !home.inbox.has_arrivals();
+        let queue_is_empty = || home.pending.is_empty() && !home.inbox.has_arrivals();
+        let settled = self.with_lanes.is_empty() && (home.stop_is_drained() || queue_is_empty());
         settled || Instant::now() >= deadline
     }
 
@@ -27,8 +28,13 @@ impl Cleaner {
     pub(super) fn end(&mut self) -> bool {
         let home = self.home.clone();
         let order = home.stop_orders();
+        let mut spared = Vec::new();
         while let Some(block) = home.pending.pop_any() {
-            self.quarantine(block, "its device work did not finish before the shutdown's deadline");
+            if home.stop_spares(block.generation()) {
+                spared.push(block);
+            } else {
+                self.quarantine(block, "its device work did not finish before the shutdown's deadline");
+            }
         }
         self.queues.clear();
         let mut evicted = Vec::new();
@@ -43,6 +49,10 @@ impl Cleaner {
         self.end_lanes();
         if home.counts.registered_bytes() == 0 {
             home.contexts.release_unused(&home.driver);
+        }
+        // Returned after the order: this thread, which goes on for it, or the next one deals with it.
+        for block in spared {
+            home.inbox.push(block.class(), block);
         }
         let ends =
             home.bell.stop(|| home.inbox.has_arrivals() || home.has_orders() || home.stop_orders() != order);
