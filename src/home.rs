@@ -33,6 +33,8 @@ pub(crate) type StartCleaner = fn(&Arc<Home>) -> Option<thread::JoinHandle<()>>;
 pub(crate) struct Home {
     pub(crate) fork: ForkWord,
     pub(crate) shelf: Shelf,
+    /// What follows is on other cache lines: background threads look at it in every pass.
+    _apart: [u64; 8],
     /// Which of the two drain epochs counts new returns.
     epoch: AtomicUsize,
     generation: AtomicU32,
@@ -94,6 +96,7 @@ impl Home {
             bell: Bell::default(),
             pending: Pending::default(),
             shelf,
+            _apart: [0; 8],
             progress: Progress::default(),
             fork: ForkWord::of_this_process(),
             lost: AtomicBool::new(false),
