@@ -43,6 +43,8 @@ struct Body {
     fate: Fate,
     /// Which drain epoch counts the return.
     epoch: u8,
+    /// Which shutdown the return is later than.
+    generation: u32,
     uses: Uses,
     returned_at: Option<std::time::Instant>,
     /// The name of the pages in the record of page-locked regions, while they are registered.
@@ -145,14 +147,11 @@ impl Out {
             class,
             fate: Fate::Recorded,
             epoch: 0,
+            generation: 0,
             uses: Uses::new(),
             returned_at: None,
             region: None,
         }))
-    }
-
-    pub(crate) fn base(&self) -> usize {
-        self.0.pages.base()
     }
 
     pub(crate) fn uses(&self) -> &Uses {
@@ -213,10 +212,12 @@ impl Out {
         dirty_bytes: usize,
         seen: Option<ContextHandle>,
         epoch: usize,
+        generation: u32,
     ) -> Returned {
         self.0.dirty_bytes = self.0.dirty_bytes.max(dirty_bytes);
         self.0.seen_context = seen;
         self.0.epoch = epoch as u8;
+        self.0.generation = generation;
         Returned(self.0)
     }
 
@@ -256,6 +257,10 @@ impl Returned {
             Fate::ContextsIdle => Proof::ContextsIdle,
             Fate::Recorded | Fate::RecordFailed | Fate::Captured => Proof::EventsComplete,
         }
+    }
+
+    pub(crate) fn generation(&self) -> u32 {
+        self.0.generation
     }
 
     pub(crate) fn stamp(&mut self, now: std::time::Instant) {
@@ -412,7 +417,7 @@ mod tests {
         let driver = Driver::host_only();
         let mut out = fresh(4 << 20);
         out.slice_mut(4 << 20).fill(9);
-        let returned = out.give_back((1 << 20) + 5, None, 0);
+        let returned = out.give_back((1 << 20) + 5, None, 0, 0);
         let quiescent = returned.settle(&driver, Proof::NothingOutstanding);
         let mut quiescent = quiescent.into_ready(&driver).expect_err("dirty");
         while quiescent.zero_step(&driver, (1 << 20) + 5) > 0 {}
@@ -423,7 +428,7 @@ mod tests {
             bytes[(1 << 20) + 5..].iter().all(|byte| *byte == 9),
             "bytes beyond the prefix are not touched"
         );
-        let retiring = out.give_back(0, None, 0).settle(&driver, Proof::NothingOutstanding).retire();
+        let retiring = out.give_back(0, None, 0, 0).settle(&driver, Proof::NothingOutstanding).retire();
         assert!(matches!(retiring.release(&driver), Released::Pageable));
     }
 
@@ -431,7 +436,7 @@ mod tests {
     fn what_was_left_dirty_stays_dirty_for_the_next_return() {
         let mut out = fresh(8192);
         out.0.dirty_bytes = 5000;
-        let returned = out.give_back(10, None, 0);
+        let returned = out.give_back(10, None, 0, 0);
         assert_eq!(returned.dirty_bytes(), 5000);
     }
 }

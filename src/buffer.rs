@@ -56,15 +56,14 @@ impl PinnedBuffer {
         self.block().is_pinned()
     }
 
-    /// Asks the driver, not the pool, whether the memory is page-locked (`cuPointerGetAttributes`, or what
-    /// the simulated device has for it). For checks; [`is_pinned`](Self::is_pinned) costs nothing.
+    /// Asks the driver, not the pool, whether all of the memory is page-locked
+    /// ([`Driver::is_page_locked`]). For checks; [`is_pinned`](Self::is_pinned) costs nothing.
     ///
     /// # Errors
     ///
     /// [`Error::Driver`] when the driver cannot say.
     pub fn driver_says_page_locked(&self) -> Result<bool, Error> {
-        let driver = &self.home.driver;
-        Ok(driver.api().is_in_use() && driver.api().is_page_locked(self.block().base())?)
+        self.home.driver.is_page_locked(self)
     }
 
     /// Says that only the first `len` bytes differ from zero; larger than the buffer is clamped.
@@ -94,7 +93,7 @@ impl PinnedBuffer {
         let result = stream.with_stream_ref(|stream| {
             let pool = home.driver.api().identity();
             if stream.driver != pool {
-                return Err(Error::ForeignStream { stream: stream.driver.name, pool: pool.name });
+                return Err(pool.refusal(stream.driver));
             }
             let context = home.contexts.of_stream(&home.driver, stream);
             events::record(&home.driver, context, stream)
@@ -342,7 +341,7 @@ impl Drop for PinnedBuffer {
         let dirty_bytes = self.dirty.bytes(self.len);
         let (class, pinned, epoch) = (block.class(), block.is_pinned(), home.epoch());
         home.counts.class(class).returned[epoch].of(pinned).add(1);
-        home.inbox.push(class, block.give_back(dirty_bytes, seen, epoch));
+        home.inbox.push(class, block.give_back(dirty_bytes, seen, epoch, home.generation()));
         home.ring();
     }
 }

@@ -173,7 +173,7 @@ mod tests {
         let settings = Settings { harvest_zero_limit_bytes: 0, ..Settings::default() };
         let home = Home::new(Driver::host_only(), settings, |_| None);
         let class = SizeClass::of(1).unwrap();
-        let block = Out::fresh(Pages::map(class.bytes()).unwrap(), class).give_back(1, None, 0);
+        let block = Out::fresh(Pages::map(class.bytes()).unwrap(), class).give_back(1, None, 0, 0);
         home.inbox.push(class, block);
         // The cleaner has just looked at the flags, and comes to the class too late.
         assert_eq!(home.inbox.take_flags().count(), 1);

@@ -26,17 +26,22 @@ pub(crate) type StartCleaner = fn(&Arc<Home>) -> Option<thread::JoinHandle<()>>;
 
 /// The shared state of a pool.
 ///
-/// Laid out as written: what a take or a drop only reads comes first, on a cache line that is seldom written.
+/// Laid out as written: what a hit reads comes first, right behind the reference count, whose cache line every
+/// take and every drop has to have anyway.
 #[derive(Debug)]
-#[repr(C, align(128))]
+#[repr(C)]
 pub(crate) struct Home {
     pub(crate) fork: ForkWord,
     pub(crate) shelf: Shelf,
+    /// What follows is on other cache lines: background threads look at it in every pass.
+    _apart: [u64; 8],
     /// Which of the two drain epochs counts new returns.
     epoch: AtomicUsize,
+    generation: AtomicU32,
     pub(crate) bell: Bell,
     pub(crate) driver: Driver,
-    pub(crate) inbox: Inbox<Returned>,
+    /// Boxed, because its alignment would push all of this away from the reference count.
+    pub(crate) inbox: Box<Inbox<Returned>>,
     pub(crate) settings: Settings,
     pub(crate) contexts: Contexts,
     pub(crate) counts: Arc<Counts>,
@@ -69,6 +74,10 @@ struct Stop {
     obeyed: u64,
     /// `Some` while an order is not obeyed.
     deadline: Option<Instant>,
+    /// What was returned before the order is dealt with; what was returned later need not be.
+    drained: bool,
+    /// What was returned in this generation or later goes back to the inbox instead of being quarantined.
+    spared_from: Option<u32>,
     /// Threads that have ended and may be joined without waiting.
     ended: Vec<thread::ThreadId>,
     /// A lane that hangs in the driver was left behind since the last join.
@@ -84,14 +93,16 @@ impl Home {
             settings,
             contexts: Contexts::default(),
             counts,
-            inbox: Inbox::default(),
+            inbox: Box::default(),
             bell: Bell::default(),
             pending: Pending::default(),
             shelf,
+            _apart: [0; 8],
             progress: Progress::default(),
             fork: ForkWord::of_this_process(),
             lost: AtomicBool::new(false),
             epoch: AtomicUsize::new(0),
+            generation: AtomicU32::new(0),
             drain_turn: Mutex::new(()),
             let_go: Mutex::default(),
             stop: Mutex::default(),
@@ -222,10 +233,23 @@ impl Home {
 
     /// Orders the cleaner to finish what it can until the deadline, and to end. Gives the order's number.
     pub(crate) fn order_stop(self: &Arc<Self>, deadline: Instant) -> u64 {
+        self.order_stop_after_drain(deadline, false, None)
+    }
+
+    /// As [`Self::order_stop`], and spares what was returned after the order was thought of: others may go on
+    /// using the pool, and then its queue is never empty.
+    pub(crate) fn order_stop_after_drain(
+        self: &Arc<Self>,
+        deadline: Instant,
+        drained: bool,
+        spared_from: Option<u32>,
+    ) -> u64 {
         let order = {
             let mut stop = self.stop.lock();
             stop.orders += 1;
             stop.deadline = Some(deadline);
+            stop.drained = drained;
+            stop.spared_from = spared_from;
             stop.orders
         };
         self.ring_hard();
@@ -234,6 +258,27 @@ impl Home {
 
     pub(crate) fn stop_deadline(&self) -> Option<Instant> {
         self.stop.lock().deadline
+    }
+
+    /// Whether the order to stop need not wait for what is queued now.
+    pub(crate) fn stop_is_drained(&self) -> bool {
+        self.stop.lock().drained
+    }
+
+    /// Whether a block returned in this generation outlives the order to stop.
+    pub(crate) fn stop_spares(&self, generation: u32) -> bool {
+        self.stop.lock().spared_from.is_some_and(|from| generation >= from)
+    }
+
+    /// Which shutdown a return made now is later than.
+    #[inline]
+    pub(crate) fn generation(&self) -> u32 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Begins a generation: what is returned from now on is later than this call.
+    pub(crate) fn next_generation(&self) -> u32 {
+        self.generation.fetch_add(1, Ordering::SeqCst) + 1
     }
 
     /// The number of the last order to stop.

@@ -187,6 +187,8 @@ impl<J: Send + 'static, R: LaneResult> Lane<J, R> {
         while let Some(Job::Do(job)) = self.shared.jobs.pop() {
             jobs.push(job);
         }
+        // Its order to stop may have been among them; an idle lane would wait for another without end.
+        let _ = self.shared.jobs.try_push(Job::Stop);
         jobs
     }
 }

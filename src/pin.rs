@@ -124,21 +124,17 @@ pub unsafe fn unregister_region(driver: &Driver, ptr: *const u8) -> Result<(), P
     })
 }
 
-/// Asks the driver, not this library's books, whether a range is page-locked: its first byte and its last
-/// (`cuPointerGetAttributes`).
+/// Asks the driver, not this library's books, whether a range is page-locked, from its first byte to its last:
+/// [`Driver::is_page_locked`] for memory of which there is no slice.
 ///
 /// This is the check that finds pinning which quietly did nothing. `VmLck` in `/proc/self/status` is not: CUDA
-/// pins pages without `mlock`. False for zero bytes, and while nobody in this process uses CUDA.
+/// pins pages without `mlock`. False while nobody in this process uses CUDA, and true for zero bytes.
 ///
 /// # Errors
 ///
 /// [`Error::Driver`] when the driver cannot say.
 pub fn driver_says_page_locked(driver: &Driver, ptr: *const u8, len: usize) -> Result<bool, Error> {
-    let api = driver.api();
-    let Some(last) = (ptr as usize).checked_add(len.wrapping_sub(1)).filter(|_| len > 0) else {
-        return Ok(false);
-    };
-    Ok(api.is_in_use() && api.is_page_locked(ptr as usize)? && api.is_page_locked(last)?)
+    driver.is_range_page_locked(ptr as usize, len)
 }
 
 /// A base and which driver registered it.

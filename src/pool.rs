@@ -80,7 +80,28 @@ impl PinnedPool {
     /// Where `vec![0; n]` would end the program too: when the size cannot be represented or the memory
     /// is exhausted. The message names the size. [`try_take`](Self::try_take) gives an error instead.
     pub fn take(&self, min_size: usize) -> PinnedBuffer {
-        self.try_take(min_size).unwrap_or_else(|error| panic!("pinpool::take({min_size}): {error}"))
+        // A hit carries no error about: on a cold take every line of code and every copied word counts.
+        match self.hit(min_size) {
+            Some(buffer) => buffer,
+            None => self.take_missing(min_size),
+        }
+    }
+
+    #[inline(always)]
+    fn hit(&self, min_size: usize) -> Option<PinnedBuffer> {
+        let (class, len) = SizeClass::of_hit(min_size)?;
+        if self.home.fork.is_child() {
+            return None;
+        }
+        let block = self.home.shelf.pop(class)?.hand_out();
+        Some(PinnedBuffer::new(self.home.clone(), block, len))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_missing(&self, min_size: usize) -> PinnedBuffer {
+        let taken = SizeClass::rounded_len(min_size).and_then(|len| self.take_len(min_size, len, true));
+        taken.unwrap_or_else(|error| panic!("pinpool::take({min_size}): {error}"))
     }
 
     /// As [`take`](Self::take), with an error for a size that cannot be had.
@@ -89,6 +110,9 @@ impl PinnedPool {
     ///
     /// [`Error::TooLarge`] above `isize::MAX / 2` bytes, [`Error::OutOfMemory`] when the system refuses.
     pub fn try_take(&self, min_size: usize) -> Result<PinnedBuffer, Error> {
+        if let Some(buffer) = self.hit(min_size) {
+            return Ok(buffer);
+        }
         self.take_len(min_size, SizeClass::rounded_len(min_size)?, true)
     }
 
@@ -110,7 +134,6 @@ impl PinnedPool {
         self.take_len(min_size, SizeClass::rounded_len(min_size)?, false)
     }
 
-    #[inline]
     fn take_len(&self, min_size: usize, len: usize, zeroed: bool) -> Result<PinnedBuffer, Error> {
         let class = SizeClass::of(min_size)?;
         let home = self.home();
@@ -304,8 +327,12 @@ impl PinnedPool {
             return ShutdownReport::default();
         }
         let before = home.stats();
+        let generation = home.next_generation();
         let deadline = Instant::now() + home.settings.shutdown_timeout;
-        let order = home.order_stop(deadline);
+        // Others may go on using the pool, so that its queue is never empty: what counts is what was returned
+        // before the call. What is returned later outlives the shutdown.
+        let drained = home.drain(home.settings.shutdown_timeout);
+        let order = home.order_stop_after_drain(deadline, drained, Some(generation));
         let ended = home.join(order, deadline + JOIN_GRACE);
         ShutdownReport::between(&before, &home.stats(), ended, home.take_reasons())
     }

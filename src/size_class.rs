@@ -23,6 +23,16 @@ impl SizeClass {
         Ok(Self(rounded.max(page_bytes()).trailing_zeros() as u8))
     }
 
+    /// The class and the length of `take(bytes)`, without an error to carry along: for the path of a hit.
+    #[inline]
+    pub(crate) fn of_hit(bytes: usize) -> Option<(Self, usize)> {
+        if bytes > isize::MAX as usize / 2 {
+            return None;
+        }
+        let len = bytes.next_power_of_two();
+        Some((Self(len.max(page_bytes()).trailing_zeros() as u8), len))
+    }
+
     /// What `take(bytes)` gives as the length: the next power of two, 1 for 0.
     pub(crate) fn rounded_len(bytes: usize) -> Result<usize, Error> {
         if bytes > isize::MAX as usize / 2 {
@@ -56,6 +66,7 @@ mod tests {
         for (bytes, len) in [(0, 1), (1, 1), (2, 2), (3, 4), (4097, 8192), (1 << 20, 1 << 20)] {
             assert_eq!(SizeClass::rounded_len(bytes).unwrap(), len);
             assert_eq!(SizeClass::of(bytes).unwrap().bytes(), len.max(page));
+            assert_eq!(SizeClass::of_hit(bytes), Some((SizeClass::of(bytes).unwrap(), len)));
         }
     }
 
@@ -66,6 +77,7 @@ mod tests {
         assert!(SizeClass::of(limit).unwrap().index() < CLASS_COUNT);
         for bytes in [limit + 1, isize::MAX as usize, usize::MAX] {
             assert_eq!(SizeClass::of(bytes), Err(Error::TooLarge { bytes }));
+            assert_eq!(SizeClass::of_hit(bytes), None);
         }
     }
 }

@@ -269,3 +269,17 @@ fn at_most_16384_blocks_are_pooled_whatever_the_cap() {
     assert_eq!((stats.pooled_buffers, stats.evictions), (16_384, 16));
     assert!(pool.shutdown().completed);
 }
+
+#[test]
+fn a_drain_waits_for_what_is_not_kept() {
+    use pinpool::sim::Fault;
+    let rig = capped(usize::MAX);
+    let buffer = rig.pinned(64 * KIB);
+    rig.pool.set_max_pooled_bytes(0);
+    rig.sim.fail("cuMemHostUnregister", Fault::hang());
+    drop(buffer);
+    let settled = rig.pool.drain(std::time::Duration::from_millis(50));
+    rig.sim.clear_faults();
+    assert!(!settled, "neither shelved, nor freed, nor quarantined");
+    rig.finish();
+}

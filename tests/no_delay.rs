@@ -185,6 +185,23 @@ fn a_take_asks_the_driver_about_few_blocks() {
 }
 
 #[test]
+fn the_cleaner_asks_about_each_completed_event_once() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    rig.shelve(LEN, 100);
+    let idle_cleaner = rig.pool.hold_cleaner();
+    let buffers: Vec<_> = (0..100).map(|_| rig.pool.take(LEN)).collect();
+    buffers.into_iter().for_each(|buffer| return_recorded(buffer, &stream));
+    rig.sim.run_until_idle();
+    let before = rig.sim.calls("cuEventQuery");
+    drop(idle_cleaner);
+    rig.drain();
+    let asked = rig.sim.calls("cuEventQuery") - before;
+    assert_eq!(asked, 100, "the cost of a look is a question per stream, not per block");
+    rig.finish();
+}
+
+#[test]
 fn a_shutdown_that_waits_for_the_device_does_not_spin() {
     let rig =
         Rig::with(pinpool::sim::Sim::new(), |builder| builder.shutdown_timeout(Duration::from_millis(100)));

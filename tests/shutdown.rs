@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{KIB, PATIENCE, Rig, in_time, until};
+use common::{KIB, PATIENCE, Rig, until};
 use pinpool::PinnedPool;
 use pinpool::sim::{Fault, Sim};
 use std::sync::Mutex;
@@ -77,8 +77,12 @@ fn what_does_not_finish_in_time_is_quarantined_with_its_reason() {
 
 #[test]
 fn a_hanging_driver_call_does_not_hang_the_shutdown() {
-    for entry_point in ["cuMemHostUnregister", "cuMemHostRegister", "cuCtxSynchronize"] {
-        let rig = impatient();
+    for (name, entry_point) in
+        [("hang-a", "cuMemHostUnregister"), ("hang-b", "cuMemHostRegister"), ("hang-c", "cuCtxSynchronize")]
+    {
+        let rig = Rig::with(Sim::new(), |builder| {
+            builder.shutdown_timeout(Duration::from_millis(50)).thread_name(name)
+        });
         rig.shelve(LEN, 1);
         rig.sim.fail(entry_point, Fault::hang());
         drop((rig.pool.take(LEN), rig.pool.take(2 * LEN)));
@@ -89,11 +93,9 @@ fn a_hanging_driver_call_does_not_hang_the_shutdown() {
         assert!(!report.completed, "{entry_point}: a thread hangs");
         assert_eq!((stats.queued_buffers, stats.pooled_buffers), (0, 0), "{entry_point}: {stats:#?}");
         // What the lane does after all, when nobody listens any more, is in the books too.
-        let in_books = in_time(|| {
-            let (stats, registered) = (rig.pool.stats(), rig.sim.registered_bytes());
-            rig.sim.hanging_calls() == 0 && stats.is_balanced() && stats.registered_bytes == registered
-        });
-        assert!(in_books, "{entry_point}: {:#?}", rig.pool.stats());
+        until("the lane ends", || threads_named(name) == 0);
+        let stats = rig.assert_balanced();
+        assert_eq!((stats.queued_pinned_bytes, stats.retiring_bytes), (0, 0), "{entry_point}: {stats:#?}");
         // The pool goes on afterwards.
         rig.shelve(4 * KIB, 1);
         assert!(rig.pool.take(4 * KIB).is_pinned(), "{entry_point}");
@@ -219,6 +221,53 @@ fn shutdowns_end_in_time_although_others_drop_and_shut_down_at_the_same_moment()
     rig.finish();
 }
 
+/// A patient pool whose shutdown is just then unregistering, which hangs; `meanwhile` ends with `clear_faults`.
+fn while_a_shutdown_ends(meanwhile: impl FnOnce(&Rig)) {
+    let rig = Rig::with(Sim::new(), |builder| builder.shutdown_timeout(PATIENCE));
+    rig.shelve(LEN, 1);
+    rig.sim.fail("cuMemHostUnregister", Fault::hang());
+    std::thread::scope(|scope| {
+        let started = Instant::now();
+        let shutdown = scope.spawn(|| rig.pool.shutdown());
+        until("the shutdown unregisters", || rig.sim.hanging_calls() > 0);
+        meanwhile(&rig);
+        let report = shutdown.join().unwrap();
+        assert!(report.completed && started.elapsed() < PATIENCE / 2, "{:?} {report:?}", started.elapsed());
+    });
+    rig.finish();
+}
+
+#[test]
+fn a_return_at_the_last_moment_does_not_hold_the_shutdown() {
+    while_a_shutdown_ends(|rig| {
+        drop(rig.pool.take(4 * KIB));
+        rig.sim.clear_faults();
+    });
+}
+
+#[test]
+fn a_second_shutdown_at_the_last_moment_is_obeyed_too() {
+    while_a_shutdown_ends(|rig| {
+        let started = Instant::now();
+        std::thread::scope(|scope| {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let second = scope.spawn(move || {
+                sender.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+                rig.pool.shutdown()
+            });
+            // Best when the order is given before the first shutdown's end; it sleeps then.
+            let task = std::path::Path::new("/proc").join(receiver.recv().unwrap());
+            until("the second shutdown waits", || {
+                let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+                second.is_finished() || stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S'))
+            });
+            rig.sim.clear_faults();
+            assert!(second.join().unwrap().completed);
+        });
+        assert!(started.elapsed() < PATIENCE / 2, "{:?}", started.elapsed());
+    });
+}
+
 #[test]
 fn what_is_freed_is_unmapped() {
     // In a process of its own: another test may be given the same address.
@@ -259,4 +308,35 @@ fn is_mapped(address: usize) -> bool {
         Some(usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?)
     });
     ranges.any(|range| range.contains(&address))
+}
+
+#[test]
+fn what_is_returned_during_a_shutdown_outlives_it() {
+    let rig = impatient();
+    let stream = rig.context.stream();
+    rig.shelve(LEN, 2);
+    let (mut early, mut late) = (rig.pool.take(LEN), rig.pool.take(LEN));
+    let address = late.as_ptr();
+    stream.hold();
+    early.record_last_use(&stream).unwrap();
+    late.record_last_use(&stream).unwrap();
+    drop(early);
+    let report = std::thread::scope(|scope| {
+        let shutdown = scope.spawn(|| rig.pool.shutdown());
+        // The shutdown waits for the first one, whose stream is held, and gives up on it. That it has begun shows
+        // nowhere but in the pool's inside.
+        while !format!("{:?}", rig.pool).contains("generation: 1") {
+            std::thread::yield_now();
+        }
+        drop(late);
+        shutdown.join().unwrap()
+    });
+    assert_eq!(report.quarantined_bytes, LEN, "only what was returned before: {report:?}");
+    assert_eq!(rig.pool.stats().queued_buffers, 1);
+    stream.release();
+    rig.sim.run_until_idle();
+    rig.drain();
+    assert_eq!(rig.pool.take(LEN).as_ptr(), address, "it was healthy");
+    rig.drain();
+    rig.finish();
 }

@@ -17,7 +17,8 @@ impl Cleaner {
             home.order_stop(Instant::now() + home.settings.shutdown_timeout);
         }
         let Some(deadline) = home.stop_deadline() else { return false };
-        let settled = home.pending.is_empty() && self.with_lanes.is_empty() && !home.inbox.has_arrivals();
+        let queue_is_empty = || home.pending.is_empty() && !home.inbox.has_arrivals();
+        let settled = self.with_lanes.is_empty() && (home.stop_is_drained() || queue_is_empty());
         settled || Instant::now() >= deadline
     }
 
@@ -27,8 +28,13 @@ impl Cleaner {
     pub(super) fn end(&mut self) -> bool {
         let home = self.home.clone();
         let order = home.stop_orders();
+        let mut spared = Vec::new();
         while let Some(block) = home.pending.pop_any() {
-            self.quarantine(block, "its device work did not finish before the shutdown's deadline");
+            if home.stop_spares(block.generation()) {
+                spared.push(block);
+            } else {
+                self.quarantine(block, "its device work did not finish before the shutdown's deadline");
+            }
         }
         self.queues.clear();
         let mut evicted = Vec::new();
@@ -44,6 +50,10 @@ impl Cleaner {
         if home.counts.registered_bytes() == 0 {
             home.contexts.release_unused(&home.driver);
         }
+        // Returned after the order: this thread, which goes on for it, or the next one deals with it.
+        for block in spared {
+            home.inbox.push(block.class(), block);
+        }
         let ends =
             home.bell.stop(|| home.inbox.has_arrivals() || home.has_orders() || home.stop_orders() != order);
         home.stop_is_done(order, ends);
@@ -51,10 +61,8 @@ impl Cleaner {
     }
 
     fn end_lanes(&mut self) {
-        let deadline =
-            self.home.stop_deadline().unwrap_or_else(Instant::now).max(Instant::now()) + LANE_GRACE;
         let mut verdicts = Vec::new();
-        let contexts_ended = self.contexts.stop(deadline, |verdict| verdicts.push(verdict));
+        let contexts_ended = self.contexts.stop(self.lane_deadline(), |verdict| verdicts.push(verdict));
         verdicts.into_iter().for_each(|verdict| self.context_verdict(verdict));
         while let Some(block) = self.home.pending.pop_done() {
             self.home.pending.end_move(block.class());
@@ -64,7 +72,8 @@ impl Cleaner {
             self.let_go(block);
         }
         let mut results = Vec::new();
-        let release_ended = self.release.stop(deadline, |result| results.push(result));
+        // A time of its own: one lane that hangs must not cost the other one its end.
+        let release_ended = self.release.stop(self.lane_deadline(), |result| results.push(result));
         for result in results {
             let (Registered::Pinned(block) | Registered::Unpinned(block) | Registered::Refused(block)) =
                 result;
@@ -76,6 +85,11 @@ impl Cleaner {
         }
         self.release = Lane::new(self.home.clone(), "release", release_lane);
         self.contexts = Lane::new(self.home.clone(), "contexts", context_lane);
+    }
+
+    fn lane_deadline(&self) -> Instant {
+        let now = Instant::now();
+        self.home.stop_deadline().unwrap_or(now).max(now) + LANE_GRACE
     }
 
     /// After the release lane has ended. Where it hangs in the driver, so would this thread.

@@ -2,3 +2,8 @@
 
 #[cfg(feature = "cudarc")]
 mod cudarc;
+#[cfg(feature = "cudarc")]
+mod cudarc_library;
+
+#[cfg(feature = "cudarc")]
+pub use cudarc_library::check_cudarc;

@@ -3,7 +3,7 @@
 
 use super::caretaker::{Caretaker, in_forked_child};
 use super::stats::STATS;
-use super::{PinError, Region, driver_says_page_locked};
+use super::{PinError, Region};
 use crate::block::Out;
 use crate::buffer::PinnedBuffer;
 use crate::driver::Driver;
@@ -155,13 +155,13 @@ impl<C: Pinnable> Pinned<C> {
         self.buffer.wait()
     }
 
-    /// Asks the driver whether the memory is page-locked, at its first byte and at its last.
+    /// Asks the driver whether the memory is page-locked, from its first byte to its last.
     ///
     /// # Errors
     ///
     /// [`Error::Driver`] when the driver cannot say.
     pub fn driver_says_page_locked(&self) -> Result<bool, Error> {
-        driver_says_page_locked(&self.driver, self.buffer.as_ptr(), self.buffer.len())
+        self.driver.is_page_locked(&self.buffer)
     }
 
     /// Unregisters the memory and gives it back. Waits for the device as long as it takes, as the drop's
