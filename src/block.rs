@@ -221,6 +221,17 @@ impl Out {
         Returned(self.0)
     }
 
+    /// In a forked child: unmaps what is the child's own, its pageable memory. Page-locked memory was never
+    /// mapped here, and whatever stands at its address now is somebody else's.
+    pub(crate) fn leave_in_child(self) {
+        let Body { pages, registered_in, .. } = *self.0;
+        if registered_in.is_none() {
+            drop(ManuallyDrop::into_inner(pages));
+        } else {
+            std::mem::forget(registered_in);
+        }
+    }
+
     /// A block that a caller never saw: page-locked ahead, for a shelf.
     pub(crate) fn never_handed_out(self) -> Quiescent {
         debug_assert!(self.0.uses.is_empty());

@@ -330,8 +330,8 @@ impl Drop for PinnedBuffer {
         let Some(block) = self.block.take() else { return };
         let home = &self.home;
         if home.fork.is_child() {
-            // There is no cleaner and no usable driver here, and the memory is the parent's.
-            std::mem::forget(block);
+            // There is no cleaner here and no usable driver.
+            block.leave_in_child();
             return;
         }
         // Without a record the thread's context is how the pool learns where work may be outstanding,

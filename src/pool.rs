@@ -11,9 +11,10 @@ use crate::buffer::PinnedBuffer;
 use crate::error::Error;
 use crate::harvest::{find_returned, harvest};
 use crate::home::Home;
+use crate::os::ForkWord;
 use crate::pages::Pages;
 use crate::registrar;
-use crate::shelf::Placed;
+use crate::shelf::{Door, Placed};
 use crate::size_class::SizeClass;
 use crate::stats::Stats;
 use crate::sync::Arc;
@@ -32,8 +33,10 @@ const CLEAR_TIMEOUT: Duration = Duration::from_secs(2);
 /// and are released when they drop.
 #[derive(Clone, Debug)]
 pub struct PinnedPool {
-    /// Beside the handle and not behind it, so that a take follows one pointer less.
+    /// Beside the handle and not behind it, like the next two, so that a take follows no pointer to a pointer.
     home: Arc<Home>,
+    door: Door,
+    fork: ForkWord,
     _handle: Arc<Handle>,
 }
 
@@ -62,7 +65,12 @@ impl PinnedPool {
     }
 
     fn new(home: Arc<Home>) -> Self {
-        Self { home: home.clone(), _handle: Arc::new(Handle { home }) }
+        Self {
+            door: home.shelf.door(),
+            fork: home.fork,
+            home: home.clone(),
+            _handle: Arc::new(Handle { home }),
+        }
     }
 
     #[inline]
@@ -90,10 +98,10 @@ impl PinnedPool {
     #[inline(always)]
     fn hit(&self, min_size: usize) -> Option<PinnedBuffer> {
         let (class, len) = SizeClass::of_hit(min_size)?;
-        if self.home.fork.is_child() {
+        if self.fork.is_child() {
             return None;
         }
-        let block = self.home.shelf.pop(class)?.hand_out();
+        let block = self.door.pop(class)?.hand_out();
         Some(PinnedBuffer::new(self.home.clone(), block, len))
     }
 

@@ -20,7 +20,7 @@ const MAX_POOLED_BLOCKS: usize = 16_384;
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Shelf {
-    classes: Box<[ClassShelf]>,
+    classes: Arc<[ClassShelf]>,
     budget: Mutex<Budget>,
     counts: Arc<Counts>,
 }
@@ -64,6 +64,31 @@ struct Budget {
     cap_bytes: usize,
 }
 
+/// The shelves as a take sees them. A pool's handle has one, so that on a cold take the lines of the class, of
+/// the reference count and of the fork word are fetched side by side and not one after the other.
+#[derive(Debug, Clone)]
+pub(crate) struct Door {
+    classes: Arc<[ClassShelf]>,
+}
+
+impl Door {
+    /// The most recently shelved block of the class: its pages are the warmest.
+    #[inline]
+    pub(crate) fn pop(&self, class: SizeClass) -> Option<Ready> {
+        pop(&self.classes, class)
+    }
+}
+
+#[inline]
+fn pop(classes: &[ClassShelf], class: SizeClass) -> Option<Ready> {
+    let shelf = &classes[class.index()];
+    let mut blocks = shelf.blocks.lock();
+    let Shelved { block, pinned } = blocks.pop_back()?;
+    shelf.hits.of(pinned).add_locked();
+    shelf.count_pooled(pinned, |count| count - 1);
+    Some(block)
+}
+
 /// What came of putting a block on its shelf.
 #[derive(Debug)]
 pub(crate) enum Placed {
@@ -81,15 +106,15 @@ impl Shelf {
         }
     }
 
-    /// The most recently shelved block of the class: its pages are the warmest.
+    /// A way to the shelves that follows no other pointer first.
+    pub(crate) fn door(&self) -> Door {
+        Door { classes: self.classes.clone() }
+    }
+
+    /// See [`Door::pop`].
     #[inline]
     pub(crate) fn pop(&self, class: SizeClass) -> Option<Ready> {
-        let shelf = &self.classes[class.index()];
-        let mut blocks = shelf.blocks.lock();
-        let Shelved { block, pinned } = blocks.pop_back()?;
-        shelf.hits.of(pinned).add_locked();
-        shelf.count_pooled(pinned, |count| count - 1);
-        Some(block)
+        pop(&self.classes, class)
     }
 
     /// Hits and pooled buffers of a class, for the statistics.
