@@ -125,20 +125,10 @@ macro_rules! common {
 common!(Out, Returned, Quiescent, Ready, Retiring);
 
 impl Out {
-    /// A fresh, pageable, all-zero block.
+    /// A pageable block: of fresh pages, all zero and of the class's size; or of foreign ones, which no shelf
+    /// ever gets, and whose class is only where they are counted.
     pub(crate) fn fresh(pages: Pages, class: SizeClass) -> Self {
-        debug_assert_eq!(pages.bytes(), class.bytes());
-        Self::of(pages, class)
-    }
-
-    /// Memory of another allocator: of no class's exact size, and never for a shelf. Its class is only where
-    /// it is counted.
-    pub(crate) fn foreign(pages: Pages, class: SizeClass) -> Self {
-        debug_assert!(pages.bytes() <= class.bytes());
-        Self::of(pages, class)
-    }
-
-    fn of(pages: Pages, class: SizeClass) -> Self {
+        debug_assert!(pages.bytes() == class.bytes() || pages.is_foreign());
         Self(Box::new(Body {
             pages: ManuallyDrop::new(pages),
             registered_in: None,

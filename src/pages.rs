@@ -36,9 +36,9 @@ unsafe impl Sync for Pages {}
 
 impl std::fmt::Debug for Pages {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { base, bytes, owner } = self;
         let mut shown = f.debug_struct("Pages");
-        shown.field("base", base).field("bytes", bytes).field("is_foreign", &owner.is_some()).finish()
+        shown.field("base", &self.base).field("bytes", &self.bytes);
+        shown.field("is_foreign", &self.is_foreign()).finish_non_exhaustive()
     }
 }
 
@@ -57,6 +57,10 @@ impl Pages {
     /// nothing but the result accesses until then, and of which every bit pattern is valid for the owner.
     pub(crate) unsafe fn foreign(base: NonNull<u8>, bytes: usize, owner: Box<dyn Owner>) -> Self {
         Self { base, bytes, owner: Some(Box::new(owner)) }
+    }
+
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.owner.is_some()
     }
 
     /// The memory is about to be leaked on purpose.
@@ -115,7 +119,7 @@ impl Pages {
     ///
     /// Not memory of another allocator: its first and last page hold other things too.
     pub(crate) fn hide_from_children(&mut self) {
-        if self.owner.is_some() {
+        if self.is_foreign() {
             return;
         }
         os::hide_from_children(self.base.as_ptr(), self.bytes);
@@ -123,7 +127,7 @@ impl Pages {
 
     /// Undoes [`Self::hide_from_children`].
     pub(crate) fn show_to_children(&mut self) {
-        if self.owner.is_some() {
+        if self.is_foreign() {
             return;
         }
         os::show_to_children(self.base.as_ptr(), self.bytes);
@@ -132,7 +136,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        if self.owner.is_some() {
+        if self.is_foreign() {
             return; // It frees the memory when it is dropped, right after this.
         }
         // SAFETY: `base` and `bytes` are what `map` gave, and the only owner is going away.

@@ -100,7 +100,7 @@ impl<C: Pinnable> Pinned<C> {
         // SAFETY: `Kept` owns the `Vec`'s memory, touches it only when it is dropped, and moves nothing; it is
         // initialised, and `Pod` allows every bit pattern and has no padding.
         let pages = unsafe { Pages::foreign(base, region.len, Box::new(kept)) };
-        let mut block = Out::foreign(pages, class).never_handed_out();
+        let mut block = Out::fresh(pages, class).never_handed_out();
         if let Err(cause) = caretaker.pin(&mut block, region.len) {
             claim.want();
             // Pageable, so this frees it, which gives it back.
