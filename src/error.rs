@@ -78,7 +78,11 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::TooLarge { bytes } => {
-                write!(f, "a buffer of {bytes} bytes is too large to be represented")
+                write!(
+                    f,
+                    "a buffer of {bytes} bytes is too large; at most {} can be represented",
+                    isize::MAX / 2
+                )
             }
             Error::OutOfMemory { bytes } => {
                 write!(f, "the operating system refused to map {bytes} bytes")

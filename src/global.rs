@@ -4,27 +4,52 @@ use crate::buffer::PinnedBuffer;
 use crate::config::{parse_bytes, parse_switch};
 use crate::driver::Driver;
 use crate::error::Error;
-use crate::pool::{PinnedPool, ShutdownReport};
+use crate::pool::{PinnedPool, PoolBuilder, ShutdownReport};
 use crate::stats::Stats;
 use crate::sync::OnceLock;
+use std::time::Duration;
 
 /// Environment variables, read once.
 const DISABLE: &str = "PINPOOL_DISABLE";
 const MAX_POOLED_BYTES: &str = "PINPOOL_MAX_POOLED_BYTES";
 
-/// The process-wide pool: [`Driver::auto`], 4 GiB of idle bytes, or what the environment says.
+static GLOBAL: OnceLock<PinnedPool> = OnceLock::new();
+
+/// The process-wide pool: [`Driver::auto`], 4 GiB of idle bytes and no ceiling on what is page-locked, or what
+/// [`init_global`] or the environment said before its first use.
 ///
-/// Never dropped, so nothing of it runs when the process exits.
+/// Never dropped, so nothing of it runs when the process exits; an explicit [`shutdown`] is for programs that
+/// want their memory back, or its report, earlier.
 pub fn global() -> &'static PinnedPool {
-    static GLOBAL: OnceLock<PinnedPool> = OnceLock::new();
     GLOBAL.get_or_init(|| {
         from_environment(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     })
 }
 
+/// Makes the process-wide pool with settings of one's own; the environment is not read then.
+///
+/// # Errors
+///
+/// [`Error::Setting`] when the pool exists already: call it before the first use. Else as
+/// [`PoolBuilder::build`].
+pub fn init_global(builder: PoolBuilder) -> Result<&'static PinnedPool, Error> {
+    let exists = || Error::Setting {
+        name: "init_global",
+        problem: "the process-wide pool exists already; call this before the first take".into(),
+    };
+    if GLOBAL.get().is_some() {
+        return Err(exists());
+    }
+    GLOBAL.set(builder.build()?).map_err(|_| exists())?;
+    Ok(global())
+}
+
 /// A value that cannot be read is reported once, here, and the default stands.
 fn from_environment(read: impl Fn(&str) -> Option<String>) -> PinnedPool {
-    let report = |error: Error| tracing::warn!(%error, "an environment variable is not used");
+    let report =
+        |error: Error| tracing::warn!(%error, "an environment variable cannot be read; the default is used");
+    // Set to nothing is not set.
+    let read = |name: &str| read(name).filter(|text| !text.trim().is_empty());
     let disabled = read(DISABLE).map(|text| parse_switch(DISABLE, &text)).transpose();
     let disabled = disabled.unwrap_or_else(|error| {
         report(error);
@@ -40,7 +65,7 @@ fn from_environment(read: impl Fn(&str) -> Option<String>) -> PinnedPool {
         builder = builder.max_pooled_bytes(bytes);
     }
     if disabled == Some(true) {
-        builder = builder.driver(Driver::host_only()).max_pooled_bytes(0);
+        builder = builder.driver(Driver::none("PINPOOL_DISABLE is set")).max_pooled_bytes(0);
     }
     builder.build().expect("the default settings are valid")
 }
@@ -70,6 +95,48 @@ pub fn try_take(min_size: usize) -> Result<PinnedBuffer, Error> {
 /// As [`PinnedPool::take_pinned`].
 pub fn take_pinned(min_size: usize) -> Result<PinnedBuffer, Error> {
     global().take_pinned(min_size)
+}
+
+/// [`PinnedPool::take_exact`] of the process-wide pool.
+///
+/// # Errors
+///
+/// As [`PinnedPool::take_exact`].
+pub fn take_exact(len: usize) -> Result<PinnedBuffer, Error> {
+    global().take_exact(len)
+}
+
+/// [`PinnedPool::take_unzeroed`] of the process-wide pool.
+///
+/// # Errors
+///
+/// As [`PinnedPool::take_unzeroed`].
+pub fn take_unzeroed(min_size: usize) -> Result<PinnedBuffer, Error> {
+    global().take_unzeroed(min_size)
+}
+
+/// [`PinnedPool::prewarm`] of the process-wide pool.
+///
+/// # Errors
+///
+/// As [`PinnedPool::prewarm`].
+pub fn prewarm(min_size: usize, count: usize) -> Result<usize, Error> {
+    global().prewarm(min_size, count)
+}
+
+/// [`PinnedPool::drain`] of the process-wide pool.
+pub fn drain(timeout: Duration) -> bool {
+    global().drain(timeout)
+}
+
+/// [`PinnedPool::trim_to`] of the process-wide pool.
+pub fn trim_to(bytes: usize) {
+    global().trim_to(bytes);
+}
+
+/// [`PinnedPool::max_pooled_bytes`] of the process-wide pool.
+pub fn max_pooled_bytes() -> usize {
+    global().max_pooled_bytes()
 }
 
 /// [`PinnedPool::set_max_pooled_bytes`] of the process-wide pool.

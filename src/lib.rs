@@ -96,7 +96,10 @@ pub use buffer::PinnedBuffer;
 pub use dirty::Writer;
 pub use driver::Driver;
 pub use error::{CallError, Error};
-pub use global::{clear, global, set_max_pooled_bytes, shutdown, stats, take, take_pinned, try_take};
+pub use global::{
+    clear, drain, global, init_global, max_pooled_bytes, prewarm, set_max_pooled_bytes, shutdown, stats,
+    take, take_exact, take_pinned, take_unzeroed, trim_to, try_take,
+};
 #[cfg(feature = "cudarc")]
 pub use interop::check_cudarc;
 #[cfg(feature = "sim")]

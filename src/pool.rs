@@ -199,13 +199,14 @@ impl PinnedPool {
         Ok(PinnedBuffer::new(home.clone(), block, len))
     }
 
-    /// Page-locks `count` more buffers of the class of `min_size` and shelves them; returns how many.
+    /// Page-locks `count` *more* buffers of the class of `min_size` and shelves them; returns how many.
     ///
-    /// Fewer than `count` when the cap on pooled bytes is reached. Page-locks on this thread.
+    /// Fewer than `count` when the cap on pooled bytes is reached on the way. Page-locks on this thread, and needs
+    /// a context, as [`take_pinned`](Self::take_pinned) does: call it after the application has made its own.
     ///
     /// # Errors
     ///
-    /// As [`take_pinned`](Self::take_pinned), when not even one could be page-locked.
+    /// As [`take_pinned`](Self::take_pinned), when not even one could be page-locked, the cap among the reasons.
     pub fn prewarm(&self, min_size: usize, count: usize) -> Result<usize, Error> {
         let class = SizeClass::of(min_size)?;
         let home = self.home();
@@ -213,6 +214,12 @@ impl PinnedPool {
             return Err(not_pinned(class, "this is a forked child, where CUDA cannot be used"));
         }
         home.driver.api().prepare()?;
+        if count > 0 && !home.shelf.has_room_for(class, 0) {
+            let cap_bytes = home.shelf.cap_bytes();
+            let reason =
+                format!("max_pooled_bytes is {cap_bytes}, which has no room for one more on the shelf");
+            return Err(not_pinned(class, &reason));
+        }
         let mut done = 0;
         while done < count && home.shelf.has_room_for(class, 0) {
             let block = match self.page_lock_fresh(class) {

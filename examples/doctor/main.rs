@@ -56,7 +56,7 @@ fn main() -> ExitCode {
                 return ExitCode::SUCCESS;
             }
             other => {
-                eprintln!("{other} is no option\n\n{USAGE}");
+                eprintln!("doctor: {other} is no option\n\n{USAGE}");
                 return ExitCode::from(2);
             }
         }

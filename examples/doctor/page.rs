@@ -19,7 +19,7 @@ const WHAT_PROVES_IT: [&str; 4] = [
     "VmLck in /proc/self/status counts mlock and nothing else: a driver pins pages in another way, so it is 0 for \
      perfectly page-locked memory. VmPin is counted by some drivers and not by others.",
     "What proves it: the driver itself (`Driver::is_page_locked`, cuPointerGetAttributes).",
-    "What shows it: a copy call that returns long before the bytes have arrived, as timed above.",
+    "What shows it: a copy call that returns long before the bytes have arrived.",
     "What does not: your own notes that a register call was made.",
 ];
 

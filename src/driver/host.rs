@@ -7,7 +7,10 @@ use crate::error::{CallError, Error};
 const NO_DEVICE: u32 = 100;
 
 #[derive(Debug)]
-pub(crate) struct HostDriver;
+pub(crate) struct HostDriver {
+    /// Why there is no device, for whoever asks for page-locked memory all the same.
+    pub(crate) reason: &'static str,
+}
 
 fn no_device<T>(call: &'static str) -> Result<T, CallError> {
     Err(CallError::new(call, NO_DEVICE))
@@ -21,7 +24,7 @@ impl DriverApi for HostDriver {
         false
     }
     fn prepare(&self) -> Result<(), Error> {
-        Err(Error::NoCuda { report: "the pool was built with Driver::host_only()".into() })
+        Err(Error::NoCuda { report: self.reason.into() })
     }
     fn current_context(&self) -> Option<ContextHandle> {
         None

@@ -80,7 +80,12 @@ impl Driver {
 
     /// No device: nothing is ever page-locked, and no device work is ever outstanding.
     pub fn host_only() -> Self {
-        Self::from_api(Arc::new(host::HostDriver))
+        Self::none("the pool was built with Driver::host_only()")
+    }
+
+    /// No device, and why.
+    pub(crate) fn none(reason: &'static str) -> Self {
+        Self::from_api(Arc::new(host::HostDriver { reason }))
     }
 
     pub(crate) fn from_api(api: Arc<dyn DriverApi>) -> Self {

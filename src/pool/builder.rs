@@ -53,6 +53,10 @@ impl PoolBuilder {
     }
 
     /// Idle bytes kept, by default 4 GiB. 0 keeps nothing.
+    ///
+    /// Leave room for all that is idle at once: the buffers of every class that are in use at the busiest moment,
+    /// times the class. With less, buffers are page-locked and let go again and again, which shows in the statistics
+    /// as `evictions` that keep pace with `registrations`.
     pub fn max_pooled_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_pooled_bytes = bytes;
         self
