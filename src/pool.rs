@@ -16,7 +16,7 @@ use crate::registrar;
 use crate::shelf::Placed;
 use crate::size_class::SizeClass;
 use crate::stats::Stats;
-use crate::sync::Arc;
+use crate::sync::{Arc, from_now};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
@@ -324,7 +324,7 @@ impl PinnedPool {
         }
         let before = home.stats();
         let generation = home.next_generation();
-        let deadline = Instant::now() + home.settings.shutdown_timeout;
+        let deadline = from_now(home.settings.shutdown_timeout);
         // Others may go on using the pool, so that its queue is never empty: what counts is what was returned
         // before the call. What is returned later outlives the shutdown.
         let drained = home.drain(home.settings.shutdown_timeout);

@@ -161,7 +161,9 @@ impl Shelf {
         let _budget = self.budget.lock();
         let mut freed_bytes = 0;
         for index in (0..CLASS_COUNT).rev().filter(|index| *index != class.index()) {
+            let has_pinned = || self.classes[index].pooled[1].load(Ordering::Relaxed) > 0;
             while freed_bytes < bytes
+                && has_pinned()
                 && let Some(block) = self.pop_coldest(SizeClass::at(index))
             {
                 if block.is_pinned() {
