@@ -42,6 +42,8 @@ struct Body {
     fate: Fate,
     /// Which drain epoch counts the return.
     epoch: u8,
+    /// Mapped in a forked child, so the child frees it.
+    of_child: bool,
     /// Which shutdown the return is later than.
     generation: u32,
     uses: Uses,
@@ -133,10 +135,27 @@ impl Out {
             class,
             fate: Fate::Recorded,
             epoch: 0,
+            of_child: false,
             generation: 0,
             uses: Uses::new(),
             returned_at: None,
         }))
+    }
+
+    /// As [`Self::fresh`], in a forked child.
+    pub(crate) fn fresh_in_child(pages: Pages, class: SizeClass) -> Self {
+        let mut block = Self::fresh(pages, class);
+        block.0.of_child = true;
+        block
+    }
+
+    /// In a forked child: frees what the child mapped. Everything else is the parent's and stays.
+    pub(crate) fn end_in_child(self) {
+        if self.0.of_child && !self.is_pinned() && self.0.uses.is_empty() {
+            let _ = Retiring(self.0).release(&Driver::host_only());
+        } else {
+            std::mem::forget(self.0);
+        }
     }
 
     pub(crate) fn base(&self) -> usize {

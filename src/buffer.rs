@@ -344,9 +344,8 @@ impl Drop for PinnedBuffer {
         let Some(block) = self.block.take() else { return };
         let home = &self.home;
         if home.fork.is_child() {
-            // There is no cleaner and no usable driver here, and the memory is the parent's.
-            std::mem::forget(block);
-            return;
+            // There is no cleaner and no usable driver here.
+            return block.end_in_child();
         }
         // Without a record the thread's context is how the pool learns where work may be outstanding,
         // and where it may page-lock.

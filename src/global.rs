@@ -17,22 +17,29 @@ const MAX_POOLED_BYTES: &str = "PINPOOL_MAX_POOLED_BYTES";
 /// Never dropped, so nothing of it runs when the process exits.
 pub fn global() -> &'static PinnedPool {
     static GLOBAL: OnceLock<PinnedPool> = OnceLock::new();
-    GLOBAL.get_or_init(|| {
-        from_environment(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
-    })
+    if let Some(pool) = GLOBAL.get() {
+        return pool;
+    }
+    let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    let mut unread = Vec::new();
+    let pool = GLOBAL.get_or_init(|| from_environment(read, &mut unread));
+    // Only now: whoever listens may use the pool, which would wait for itself while it is made.
+    for error in unread {
+        tracing::warn!(%error, "an environment variable is not used");
+    }
+    pool
 }
 
-/// A value that cannot be read is reported once, here, and the default stands.
-fn from_environment(read: impl Fn(&str) -> Option<String>) -> PinnedPool {
-    let report = |error: Error| tracing::warn!(%error, "an environment variable is not used");
+/// A value that cannot be read goes to `unread`, and the default stands.
+fn from_environment(read: impl Fn(&str) -> Option<String>, unread: &mut Vec<Error>) -> PinnedPool {
     let disabled = read(DISABLE).map(|text| parse_switch(DISABLE, &text)).transpose();
+    let cap = read(MAX_POOLED_BYTES).map(|text| parse_bytes(MAX_POOLED_BYTES, &text)).transpose();
     let disabled = disabled.unwrap_or_else(|error| {
-        report(error);
+        unread.push(error);
         None
     });
-    let cap = read(MAX_POOLED_BYTES).map(|text| parse_bytes(MAX_POOLED_BYTES, &text)).transpose();
     let cap = cap.unwrap_or_else(|error| {
-        report(error);
+        unread.push(error);
         None
     });
     let mut builder = PinnedPool::builder().driver(Driver::auto());
@@ -98,11 +105,14 @@ mod tests {
 
     #[test]
     fn the_environment_sets_the_cap_and_turns_everything_off() {
-        let pool = from_environment(|name| (name == MAX_POOLED_BYTES).then(|| "12345".into()));
+        let mut unread = Vec::new();
+        let pool = from_environment(|name| (name == MAX_POOLED_BYTES).then(|| "12345".into()), &mut unread);
         assert_eq!(pool.max_pooled_bytes(), 12345);
-        let pool = from_environment(|name| (name == DISABLE).then(|| "1".into()));
+        let pool = from_environment(|name| (name == DISABLE).then(|| "1".into()), &mut unread);
+        assert!(unread.is_empty());
         assert_eq!(pool.max_pooled_bytes(), 0);
-        let pool = from_environment(|_| Some("nonsense".into()));
+        let pool = from_environment(|_| Some("nonsense".into()), &mut unread);
+        assert_eq!(unread.len(), 2);
         assert_eq!(pool.max_pooled_bytes(), crate::config::DEFAULT_MAX_POOLED_BYTES);
     }
 }

@@ -262,6 +262,9 @@ impl PinnedPool {
     /// Changes how many idle bytes are kept. When it returns, the shelves obey the cap; what was evicted,
     /// largest class first, is unregistered and freed in the background. 0 keeps nothing.
     pub fn set_max_pooled_bytes(&self, bytes: usize) {
+        if self.home().fork.is_child() {
+            return;
+        }
         let mut evicted = Vec::new();
         self.home().shelf.set_cap(bytes, |block| evicted.push(block));
         self.home().let_go(evicted);
@@ -275,6 +278,9 @@ impl PinnedPool {
     /// Evicts pooled buffers, largest class first, to at most `bytes`; the cap stays as it is. Unregistering
     /// and freeing happen in the background.
     pub fn trim_to(&self, bytes: usize) {
+        if self.home().fork.is_child() {
+            return;
+        }
         let mut evicted = Vec::new();
         self.home().shelf.trim_to(bytes, |block| evicted.push(block));
         self.home().let_go(evicted);
@@ -346,7 +352,8 @@ fn fresh(class: SizeClass) -> Result<Out, Error> {
 
 #[cold]
 fn fresh_in_child(home: &Arc<Home>, class: SizeClass, len: usize) -> Result<PinnedBuffer, Error> {
-    Ok(PinnedBuffer::new(home.clone(), fresh(class)?, len))
+    let pages = Pages::map(class.bytes()).ok_or(Error::OutOfMemory { bytes: class.bytes() })?;
+    Ok(PinnedBuffer::new(home.clone(), Out::fresh_in_child(pages, class), len))
 }
 
 fn not_pinned(class: SizeClass, reason: &str) -> Error {
