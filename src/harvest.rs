@@ -169,11 +169,16 @@ mod tests {
     use crate::config::Settings;
     use crate::driver::Driver;
     use crate::pages::Pages;
+    use crate::sync::{AtomicUsize, Ordering};
 
     #[test]
     fn a_block_that_a_taker_passes_over_is_left_for_the_cleaner_with_its_flag_up() {
         let settings = Settings { harvest_zero_limit_bytes: 0, ..Settings::default() };
-        let home = Home::new(Driver::host_only(), settings, |_| None);
+        static STARTS: AtomicUsize = AtomicUsize::new(0);
+        let home = Home::new(Driver::host_only(), settings, |_| {
+            STARTS.fetch_add(1, Ordering::SeqCst);
+            None
+        });
         let class = SizeClass::of(1).unwrap();
         let block = Out::fresh(Pages::map(class.bytes()).unwrap(), class).give_back(1, None, 0, 0);
         home.inbox.push(class, block);
@@ -182,6 +187,7 @@ mod tests {
         assert!(harvest(&home, class, true).is_none(), "more to zero than a taker may");
         assert!(home.inbox.pop(class).is_none());
         assert!(home.inbox.has_arrivals(), "nobody would look for the block again");
+        assert_eq!(STARTS.load(Ordering::SeqCst), 1, "a cleaner that went to sleep meanwhile is not woken");
         let block = home.pending.pop_unsorted(class).expect("it is where the cleaner looks");
         block.quarantine();
     }

@@ -412,6 +412,8 @@ impl Home {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.counts.snapshot(|class| self.shelf.counts(class))
+        let snapshot = || self.counts.snapshot(|class| self.shelf.counts(class));
+        // A fork may have copied the lock as it was held.
+        if self.fork.is_child() { snapshot() } else { self.shelf.while_only_shrinking(snapshot) }
     }
 }

@@ -174,6 +174,12 @@ impl Shelf {
         }
     }
 
+    /// Runs `look` while pooled bytes can only fall, so that what it adds up, class by class, is never above the cap.
+    pub(crate) fn while_only_shrinking<R>(&self, look: impl FnOnce() -> R) -> R {
+        let _budget = self.budget.lock();
+        look()
+    }
+
     /// Bytes on all shelves.
     pub(crate) fn pooled_bytes(&self) -> usize {
         self.pooled_by_class().map(|(_, bytes)| bytes).fold(0, usize::saturating_add)
