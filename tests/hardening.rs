@@ -180,3 +180,62 @@ fn a_subscriber_may_take_and_drop_buffers_of_the_pool_that_reports() {
     });
     rig.finish();
 }
+
+#[test]
+fn hundreds_of_pools_streams_and_classes_at_once() {
+    let sim = Sim::new();
+    let context = sim.context(0);
+    let streams: Vec<_> = (0..300).map(|_| context.stream()).collect();
+    let pools: Vec<_> =
+        (0..48).map(|_| PinnedPool::builder().driver(sim.driver()).build().unwrap()).collect();
+    std::thread::scope(|scope| {
+        for (number, pool) in pools.iter().enumerate() {
+            let (streams, context) = (&streams, &context);
+            scope.spawn(move || {
+                context.bind();
+                let mut buffers: Vec<_> =
+                    (0..40).map(|index| pool.take(1 << ((number + index) % 20))).collect();
+                for (index, buffer) in buffers.iter_mut().enumerate() {
+                    buffer.record_last_use(&streams[(number * 7 + index) % streams.len()]).unwrap();
+                }
+                // Dropped on a thread that is ending and that the pool has never seen.
+                std::thread::spawn(move || drop(buffers)).join().unwrap();
+            });
+        }
+    });
+    sim.run_until_idle();
+    for pool in &pools {
+        assert!(pool.drain(PATIENCE));
+        assert!(pool.stats().is_balanced(), "{:#?}", pool.stats());
+    }
+    // Half are shut down by several threads at once, half are merely dropped.
+    let (first, second) = pools.split_at(24);
+    std::thread::scope(|scope| {
+        for pool in first {
+            (0..3).for_each(|_| {
+                scope.spawn(|| assert!(pool.shutdown().completed));
+            });
+        }
+    });
+    assert!(second.iter().any(|pool| pool.stats().registered_bytes > 0));
+    drop(pools);
+    until("every pool has let go", || sim.registered_bytes() == 0);
+    sim.assert_clean();
+}
+
+#[test]
+fn a_shutdown_ends_in_time_although_a_query_hangs_on_the_cleaner() {
+    let rig = Rig::with(Sim::new(), |builder| builder.shutdown_timeout(Duration::from_millis(50)));
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    buffer.record_last_use(&stream).unwrap();
+    rig.sim.fail("cuEventQuery", Fault::hang());
+    drop(buffer);
+    until("the cleaner hangs", || rig.sim.hanging_calls() == 1);
+    let started = Instant::now();
+    assert!(!rig.pool.shutdown().completed);
+    assert!(started.elapsed() < PATIENCE / 2, "{:?}", started.elapsed());
+    rig.sim.clear_faults();
+    rig.sim.run_until_idle();
+    rig.finish();
+}
