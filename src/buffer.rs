@@ -3,7 +3,7 @@
 
 use crate::block::{Fate, Out};
 use crate::dirty::{Dirty, Writer};
-use crate::driver::Driver;
+use crate::driver::{Driver, Severity};
 use crate::error::Error;
 use crate::events::{self, with_relaxed_capture};
 use crate::home::Home;
@@ -176,32 +176,45 @@ impl PinnedBuffer {
 
     /// Before a write: the device must have read what it was told to read.
     ///
-    /// Panics when the driver cannot say so and is not known to be gone: a write would put wrong bytes on
+    /// Panics when a driver cannot say so and is not known to be gone: a write would put wrong bytes on
     /// the device.
     #[cold]
     fn wait_before_write(&mut self) {
-        if let Err(error) = self.wait_for_all_noted()
-            && !matches!(error, Error::Driver(call) if self.home.note_device_error(&call).ends_all_work())
-        {
+        let seen_complete = self.block().fate() != Fate::RecordFailed && self.wait().is_ok();
+        if !seen_complete && let Err(error) = self.wait_for_contexts() {
             panic!("the buffer cannot be written: whether the device still reads it is unknown: {error}");
         }
-        let failed = self.block().fate() == Fate::RecordFailed;
         for used in self.block_mut().take_uses() {
-            if failed { events::discard(&self.home.driver, used) } else { events::recycle(used) }
+            if seen_complete { events::recycle(used) } else { events::discard(&self.home.driver, used) }
         }
         // Every context was waited for, once: not again at each access.
         self.block_mut().forgive();
     }
 
-    /// The recorded events; where a record failed or an event cannot be asked, whole contexts.
-    fn wait_for_all_noted(&self) -> Result<(), Error> {
-        if self.block().fate() != Fate::RecordFailed && self.wait().is_ok() {
-            return Ok(());
-        }
+    /// Where a record failed, every context; where an event cannot be asked, those of the noted uses.
+    ///
+    /// Each by itself: that one context is gone or lost says nothing of the work of another.
+    fn wait_for_contexts(&self) -> Result<(), Error> {
         let home = &self.home;
+        let mut contexts: Vec<_> = self.block().uses().iter().map(|used| used.context.clone()).collect();
+        if self.block().fate() == Fate::RecordFailed {
+            contexts.extend(home.contexts.usable());
+        }
         with_relaxed_capture(&home.driver, || {
-            home.contexts.usable().iter().try_for_each(|context| context.synchronize(&home.driver))
+            for context in contexts.iter().filter(|context| !context.is_gone()) {
+                if let Err(error) = context.synchronize(&home.driver) {
+                    let severity = home.note_device_error(&error);
+                    if severity == Severity::Gone {
+                        context.mark_gone();
+                    }
+                    if !severity.ends_all_work() {
+                        return Err(error);
+                    }
+                }
+            }
+            Ok(())
         })?;
+        home.contexts.forget_gone();
         Ok(())
     }
 

@@ -19,6 +19,11 @@ pub(crate) struct Context {
     gone: AtomicBool,
     /// Complete events, ready to be recorded; `events.rs` moves them.
     pub(crate) idle_events: Mutex<VecDeque<EventHandle>>,
+    /// Events that nobody waits for and that were pending when they were put here; recorded again once complete.
+    ///
+    /// Never destroyed while the context is in use: another thread may be about to ask one, with an answer that
+    /// will not count, and a handle must be valid even then.
+    pub(crate) unwanted_events: Mutex<VecDeque<EventHandle>>,
     /// Whether the context's device reads pageable host memory itself; asked once.
     reads_pageable: OnceLock<bool>,
 }
@@ -40,6 +45,7 @@ impl Context {
             hold,
             gone: AtomicBool::new(false),
             idle_events: Mutex::default(),
+            unwanted_events: Mutex::default(),
             reads_pageable: OnceLock::new(),
         })
     }
@@ -219,7 +225,10 @@ impl Contexts {
         if context.is_gone() {
             return;
         }
-        let events = std::mem::take(&mut *context.idle_events.lock());
+        let mut events = std::mem::take(&mut *context.idle_events.lock());
+        // One that is pending even now ends with its context.
+        let unwanted = std::mem::take(&mut *context.unwanted_events.lock());
+        events.extend(unwanted.into_iter().filter(|event| driver.api().query_event(*event) == Ok(true)));
         let destroyed = with_current(driver, context.handle, || {
             events.iter().try_for_each(|event| driver.api().destroy_event(*event))
         });

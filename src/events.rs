@@ -60,7 +60,7 @@ fn record_event(driver: &Driver, context: &Context, stream: StreamHandle) -> Res
         return Err(Error::Capturing);
     }
     let pooled = context.idle_events.lock().pop_back();
-    let event = match pooled {
+    let event = match pooled.or_else(|| revive(driver, context)) {
         Some(event) => event,
         // Created in the current context, which must be the stream's: a foreign event is refused (400).
         None => with_current(driver, context.handle, || driver.api().create_event())??,
@@ -93,21 +93,36 @@ pub(crate) fn recycle(used: Use) {
     }
 }
 
-/// Gives back an event that need not be waited for: pooled when complete, destroyed otherwise, since
-/// an event that is pending is never recorded again.
+/// Gives back an event that need not be waited for. While it is pending it is neither recorded again nor
+/// destroyed: another thread may have copied the handle and ask it at any moment.
 ///
 /// In the relaxed capture mode, because it also runs on a taker's thread.
 pub(crate) fn discard(driver: &Driver, used: Use) {
+    if used.context.is_gone() {
+        return;
+    }
     with_relaxed_capture(driver, || match is_complete(driver, &used) {
         Ok(true) => recycle(used),
-        Ok(false) => {
-            // `cuEventDestroy` does not wait; the driver frees the event when its work is done.
-            if let Err(error) = driver.api().destroy_event(used.event) {
-                tracing::debug!(%error, "an event that was still pending could not be destroyed");
-            }
-        }
+        Ok(false) => push_reserved(&used.context.unwanted_events, |events| events, used.event),
         Err(error) => tracing::debug!(%error, "an event is leaked with the context that it belongs to"),
     });
+}
+
+/// The longest unwanted event of the context, if it is complete by now.
+#[cold]
+fn revive(driver: &Driver, context: &Context) -> Option<EventHandle> {
+    let event = context.unwanted_events.lock().pop_front()?;
+    match with_relaxed_capture(driver, || driver.api().query_event(event)) {
+        Ok(true) => Some(event),
+        Ok(false) => {
+            push_reserved(&context.unwanted_events, |events| events, event);
+            None
+        }
+        Err(error) => {
+            tracing::debug!(%error, "an event is leaked with the context that it belongs to");
+            None
+        }
+    }
 }
 
 /// Runs `action` with the calling thread's captures out of the way, and restores the thread's mode.

@@ -21,9 +21,17 @@ static GLOBAL: OnceLock<PinnedPool> = OnceLock::new();
 /// Never dropped, so nothing of it runs when the process exits; an explicit [`shutdown`] is for programs that
 /// want their memory back, or its report, earlier.
 pub fn global() -> &'static PinnedPool {
-    GLOBAL.get_or_init(|| {
-        from_environment(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
-    })
+    if let Some(pool) = GLOBAL.get() {
+        return pool;
+    }
+    let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    let mut unread = Vec::new();
+    let pool = GLOBAL.get_or_init(|| from_environment(read, &mut unread));
+    // Only now: whoever listens may use the pool, which would wait for itself while it is made.
+    for error in unread {
+        tracing::warn!(%error, "an environment variable cannot be read; the default is used");
+    }
+    pool
 }
 
 /// Makes the process-wide pool with settings of one's own; the environment is not read then.
@@ -44,20 +52,18 @@ pub fn init_global(builder: PoolBuilder) -> Result<&'static PinnedPool, Error> {
     Ok(global())
 }
 
-/// A value that cannot be read is reported once, here, and the default stands.
-fn from_environment(read: impl Fn(&str) -> Option<String>) -> PinnedPool {
-    let report =
-        |error: Error| tracing::warn!(%error, "an environment variable cannot be read; the default is used");
+/// A value that cannot be read goes to `unread`, and the default stands.
+fn from_environment(read: impl Fn(&str) -> Option<String>, unread: &mut Vec<Error>) -> PinnedPool {
     // Set to nothing is not set.
     let read = |name: &str| read(name).filter(|text| !text.trim().is_empty());
     let disabled = read(DISABLE).map(|text| parse_switch(DISABLE, &text)).transpose();
+    let cap = read(MAX_POOLED_BYTES).map(|text| parse_bytes(MAX_POOLED_BYTES, &text)).transpose();
     let disabled = disabled.unwrap_or_else(|error| {
-        report(error);
+        unread.push(error);
         None
     });
-    let cap = read(MAX_POOLED_BYTES).map(|text| parse_bytes(MAX_POOLED_BYTES, &text)).transpose();
     let cap = cap.unwrap_or_else(|error| {
-        report(error);
+        unread.push(error);
         None
     });
     let mut builder = PinnedPool::builder().driver(Driver::auto());
@@ -165,11 +171,14 @@ mod tests {
 
     #[test]
     fn the_environment_sets_the_cap_and_turns_everything_off() {
-        let pool = from_environment(|name| (name == MAX_POOLED_BYTES).then(|| "12345".into()));
+        let mut unread = Vec::new();
+        let pool = from_environment(|name| (name == MAX_POOLED_BYTES).then(|| "12345".into()), &mut unread);
         assert_eq!(pool.max_pooled_bytes(), 12345);
-        let pool = from_environment(|name| (name == DISABLE).then(|| "1".into()));
+        let pool = from_environment(|name| (name == DISABLE).then(|| "1".into()), &mut unread);
+        assert!(unread.is_empty());
         assert_eq!(pool.max_pooled_bytes(), 0);
-        let pool = from_environment(|_| Some("nonsense".into()));
+        let pool = from_environment(|_| Some("nonsense".into()), &mut unread);
+        assert_eq!(unread.len(), 2);
         assert_eq!(pool.max_pooled_bytes(), crate::config::DEFAULT_MAX_POOLED_BYTES);
     }
 }

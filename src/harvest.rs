@@ -9,7 +9,7 @@ use crate::events::with_relaxed_capture;
 use crate::home::Home;
 use crate::pending::Stage;
 use crate::size_class::SizeClass;
-use crate::sync::{Arc, thread};
+use crate::sync::{Arc, from_now, thread};
 use std::time::{Duration, Instant};
 
 /// Event queries that one take may make; a stuck stream must not make takes slow.
@@ -48,9 +48,9 @@ pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) ->
             if !in_hand {
                 return None;
             }
-            let bound = home.settings.harvest_wait_limit
-                + Duration::from_micros((class.bytes() / ZEROING_BYTES_PER_US) as u64);
-            if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + bound) {
+            let zeroing = Duration::from_micros((class.bytes() / ZEROING_BYTES_PER_US) as u64);
+            let bound = home.settings.harvest_wait_limit.saturating_add(zeroing);
+            if Instant::now() > *deadline.get_or_insert_with(|| from_now(bound)) {
                 return None;
             }
             spins += 1;
@@ -82,7 +82,7 @@ impl Search<'_> {
             let candidate = self.home.pending.candidate(class, after, |block| self.fits(block))?;
             after = candidate.id;
             // Asked outside the lock; the answer counts only if the entry is still there afterwards.
-            if candidate.events.iter().all(|event| self.is_complete(*event))
+            if candidate.events.iter().all(|(event, _)| self.is_complete(*event))
                 && let Some(block) = self.home.pending.remove(class, candidate.id)
             {
                 return Some(block);
@@ -102,6 +102,8 @@ impl Search<'_> {
             }
             self.home.pending.insert(Stage::Unsorted, block);
             self.home.inbox.flag_class(class);
+            // The cleaner may have looked at the inbox, found it empty and gone to sleep meanwhile.
+            self.home.ring();
         }
         None
     }
@@ -167,11 +169,16 @@ mod tests {
     use crate::config::Settings;
     use crate::driver::Driver;
     use crate::pages::Pages;
+    use crate::sync::{AtomicUsize, Ordering};
 
     #[test]
     fn a_block_that_a_taker_passes_over_is_left_for_the_cleaner_with_its_flag_up() {
         let settings = Settings { harvest_zero_limit_bytes: 0, ..Settings::default() };
-        let home = Home::new(Driver::host_only(), settings, |_| None);
+        static STARTS: AtomicUsize = AtomicUsize::new(0);
+        let home = Home::new(Driver::host_only(), settings, |_| {
+            STARTS.fetch_add(1, Ordering::SeqCst);
+            None
+        });
         let class = SizeClass::of(1).unwrap();
         let block = Out::fresh(Pages::map(class.bytes()).unwrap(), class).give_back(1, None, 0, 0);
         home.inbox.push(class, block);
@@ -180,6 +187,7 @@ mod tests {
         assert!(harvest(&home, class, true).is_none(), "more to zero than a taker may");
         assert!(home.inbox.pop(class).is_none());
         assert!(home.inbox.has_arrivals(), "nobody would look for the block again");
+        assert_eq!(STARTS.load(Ordering::SeqCst), 1, "a cleaner that went to sleep meanwhile is not woken");
         let block = home.pending.pop_unsorted(class).expect("it is where the cleaner looks");
         block.quarantine();
     }

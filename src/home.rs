@@ -11,7 +11,7 @@ use crate::os::ForkWord;
 use crate::pending::Pending;
 use crate::shelf::Shelf;
 use crate::stats::{Counts, Stats};
-use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicUsize, Mutex, Ordering, Progress, thread};
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicUsize, Mutex, Ordering, Progress, from_now, thread};
 use std::time::{Duration, Instant};
 
 /// Refusals in a row after which registering pauses, and for how long.
@@ -212,9 +212,9 @@ impl Home {
 
     /// Waits until everything returned before the call has been dealt with.
     pub(crate) fn drain(self: &Arc<Self>, timeout: Duration) -> bool {
-        let deadline = Instant::now().checked_add(timeout);
+        let deadline = Some(from_now(timeout));
         // One drain at a time: the epoch that it waits for must get no new returns meanwhile.
-        let _turn = self.drain_turn.lock();
+        let Some(_turn) = self.drain_turn.try_lock_for(timeout) else { return false };
         self.ring_hard();
         let settled = |epoch| self.progress.wait_until(deadline, || self.counts.queued_in_epoch(epoch) == 0);
         // What an earlier drain did not live to see is counted in the other epoch, which new returns
@@ -314,7 +314,7 @@ impl Home {
         self.let_go(evicted);
         // Contexts may be known without a thread: from the builder, or from records alone.
         if !self.bell.is_stopped() || !self.contexts.is_empty() {
-            self.order_stop(Instant::now() + self.settings.shutdown_timeout);
+            self.order_stop(from_now(self.settings.shutdown_timeout));
         }
     }
 
@@ -417,6 +417,8 @@ impl Home {
     }
 
     pub(crate) fn stats(&self) -> Stats {
-        self.counts.snapshot(|class| self.shelf.counts(class))
+        let snapshot = || self.counts.snapshot(|class| self.shelf.counts(class));
+        // A fork may have copied the lock as it was held.
+        if self.fork.is_child() { snapshot() } else { self.shelf.while_only_shrinking(snapshot) }
     }
 }

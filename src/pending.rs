@@ -5,9 +5,10 @@
 //! Numbers are never used twice, so an answer about a block that left meanwhile is dropped.
 
 use crate::block::Returned;
+use crate::contexts::Context;
 use crate::driver::EventHandle;
 use crate::size_class::{CLASS_COUNT, SizeClass};
-use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, push_reserved};
+use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering, push_reserved};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
@@ -35,8 +36,8 @@ struct Entry {
 /// What a taker asks the driver about.
 pub(crate) struct Candidate {
     pub(crate) id: EntryId,
-    /// Empty: known to be done.
-    pub(crate) events: SmallVec<[EventHandle; 2]>,
+    /// Empty: known to be done. With the contexts, so that no shutdown destroys an event that is about to be asked.
+    pub(crate) events: SmallVec<[(EventHandle, Arc<Context>); 2]>,
 }
 
 /// Tells a taker that found nothing whether a block of its class was just then in the cleaner's hands,
@@ -195,7 +196,8 @@ impl Pending {
             if known_done {
                 return Some(Candidate { id: entry.id, events: SmallVec::new() });
             }
-            let events: SmallVec<_> = entry.block.uses().iter().map(|used| used.event).collect();
+            let uses = entry.block.uses().iter();
+            let events: SmallVec<_> = uses.map(|used| (used.event, used.context.clone())).collect();
             // Without a record only a context-wide wait can say it, which is the cleaner's.
             (!events.is_empty()).then_some(Candidate { id: entry.id, events })
         })

@@ -17,7 +17,7 @@ use crate::registrar;
 use crate::shelf::{Door, Placed};
 use crate::size_class::SizeClass;
 use crate::stats::Stats;
-use crate::sync::Arc;
+use crate::sync::{Arc, from_now};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, Instant};
 
@@ -281,6 +281,9 @@ impl PinnedPool {
     /// Changes how many idle bytes are kept. When it returns, the shelves obey the cap; what was evicted,
     /// largest class first, is unregistered and freed in the background. 0 keeps nothing.
     pub fn set_max_pooled_bytes(&self, bytes: usize) {
+        if self.home().fork.is_child() {
+            return;
+        }
         let mut evicted = Vec::new();
         self.home().shelf.set_cap(bytes, |block| evicted.push(block));
         self.home().let_go(evicted);
@@ -294,6 +297,9 @@ impl PinnedPool {
     /// Evicts pooled buffers, largest class first, to at most `bytes`; the cap stays as it is. Unregistering
     /// and freeing happen in the background.
     pub fn trim_to(&self, bytes: usize) {
+        if self.home().fork.is_child() {
+            return;
+        }
         let mut evicted = Vec::new();
         self.home().shelf.trim_to(bytes, |block| evicted.push(block));
         self.home().let_go(evicted);
@@ -343,7 +349,7 @@ impl PinnedPool {
         }
         let before = home.stats();
         let generation = home.next_generation();
-        let deadline = Instant::now() + home.settings.shutdown_timeout;
+        let deadline = from_now(home.settings.shutdown_timeout);
         // Others may go on using the pool, so that its queue is never empty: what counts is what was returned
         // before the call. What is returned later outlives the shutdown.
         let drained = home.drain(home.settings.shutdown_timeout);

@@ -68,6 +68,10 @@ pub(crate) fn register(
     let context = home.contexts.for_registration().ok_or(NotRegistered::NoContext)?;
     let bytes = block.class().bytes();
     let ceiling = home.settings.max_registered_bytes;
+    if bytes > ceiling {
+        // No eviction could make room for it.
+        return Err(NotRegistered::Ceiling);
+    }
     if !home.counts.reserve(bytes, ceiling) {
         let over = home.counts.reserved_bytes().saturating_add(bytes).saturating_sub(ceiling);
         evict(over);

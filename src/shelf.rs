@@ -186,7 +186,9 @@ impl Shelf {
         let _budget = self.budget.lock();
         let mut freed_bytes = 0;
         for index in (0..CLASS_COUNT).rev().filter(|index| *index != class.index()) {
+            let has_pinned = || self.classes[index].pooled[1].load(Ordering::Relaxed) > 0;
             while freed_bytes < bytes
+                && has_pinned()
                 && let Some(block) = self.pop_coldest(SizeClass::at(index))
             {
                 if block.is_pinned() {
@@ -195,6 +197,12 @@ impl Shelf {
                 evicted(block);
             }
         }
+    }
+
+    /// Runs `look` while pooled bytes can only fall, so that what it adds up, class by class, is never above the cap.
+    pub(crate) fn while_only_shrinking<R>(&self, look: impl FnOnce() -> R) -> R {
+        let _budget = self.budget.lock();
+        look()
     }
 
     /// Bytes on all shelves.

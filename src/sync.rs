@@ -56,6 +56,7 @@ pub(crate) mod modelled {
 }
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 /// Appends `value`; the queue grows outside the lock, since `take` and `drop` may want that lock.
 pub(crate) fn push_reserved<T, G>(lock: &Mutex<G>, queue: impl Fn(&mut G) -> &mut VecDeque<T>, value: T) {
@@ -90,6 +91,12 @@ pub(crate) fn push_reserved_then<T, G, R>(
         };
         spare = VecDeque::with_capacity((wanted * 2).max(16));
     }
+}
+
+/// The moment that is so far away; one that cannot be represented is a generation away.
+pub(crate) fn from_now(time: Duration) -> Instant {
+    const GENERATION: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+    Instant::now() + time.min(GENERATION)
 }
 
 /// Lets threads wait for background progress; costs the background one load when nobody waits.

@@ -156,9 +156,11 @@ fn prewarm_stops_at_the_cap_and_says_how_many() {
     let rig = Rig::with(Sim::new(), |builder| builder.max_pooled_bytes(5 * LEN));
     assert_eq!(rig.pool.prewarm(LEN, 0).unwrap(), 0);
     assert_eq!(rig.pool.prewarm(LEN, 100).unwrap(), 5);
-    assert_eq!(rig.pool.prewarm(LEN, 1).unwrap(), 0, "nothing is page-locked that could not be kept");
-    assert_eq!(rig.sim.calls("cuMemHostRegister"), 5);
-    assert_eq!(rig.pool.prewarm(8 * LEN, 1).unwrap(), 0, "larger than the cap");
+    for bytes in [LEN, 8 * LEN] {
+        let refused = rig.pool.prewarm(bytes, 1).unwrap_err().to_string();
+        assert!(refused.contains("max_pooled_bytes is 327680"), "{refused}");
+    }
+    assert_eq!(rig.sim.calls("cuMemHostRegister"), 5, "nothing is page-locked that could not be kept");
     assert_eq!(rig.assert_balanced().pooled_bytes, 5 * LEN);
     rig.finish();
 }

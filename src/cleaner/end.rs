@@ -3,6 +3,7 @@
 use super::{Cleaner, Held, LaneKind};
 use crate::block::Quiescent;
 use crate::lanes::{Lane, Registered, ReleaseJob, context_lane, release_lane, retire};
+use crate::sync::from_now;
 use std::time::{Duration, Instant};
 
 /// How long the end of a shutdown may take beyond its deadline for lanes to leave the driver.
@@ -14,7 +15,7 @@ impl Cleaner {
     pub(super) fn must_end(&self) -> bool {
         let home = &self.home;
         if home.stop_deadline().is_none() && home.is_closing() {
-            home.order_stop(Instant::now() + home.settings.shutdown_timeout);
+            home.order_stop(from_now(home.settings.shutdown_timeout));
         }
         let Some(deadline) = home.stop_deadline() else { return false };
         let queue_is_empty = || home.pending.is_empty() && !home.inbox.has_arrivals();
