@@ -351,6 +351,10 @@ pub(crate) fn context_lane(
 ) {
     // While the application captures where the pool cannot see it, the blocks wait.
     home.progress.wait_until(None, || !home.context_waits_are_held() || home.stop_deadline().is_some());
+    if let Some(deadline) = home.stop_deadline() {
+        // At the end of the pool, too, it may last as long as the pool may wait.
+        home.progress.wait_until(Some(deadline), || !home.context_waits_are_held());
+    }
     let held = home.context_waits_are_held();
     // Only now: whatever waits at this moment was returned before the wait begins.
     let mut batch = vec![first];
@@ -359,6 +363,10 @@ pub(crate) fn context_lane(
     }
     let idle = !held && synchronize_all(home);
     batch.into_iter().for_each(|block| give(ContextVerdict { block, idle }));
+}
+
+fn stop_is_overdue(home: &Home) -> bool {
+    home.stop_deadline().is_some_and(|deadline| Instant::now() >= deadline)
 }
 
 fn synchronize_all(home: &Arc<Home>) -> bool {
@@ -371,7 +379,7 @@ fn synchronize_all(home: &Arc<Home>) -> bool {
             match context.synchronize(&home.driver) {
                 Ok(()) => break,
                 // A capture stands in the way: the blocks wait until it is over.
-                Err(error) if Severity::of(&error) == Severity::Capture && home.stop_deadline().is_none() => {
+                Err(error) if Severity::of(&error) == Severity::Capture && !stop_is_overdue(home) => {
                     thread::sleep(nap);
                     nap = (nap * 2).min(std::time::Duration::from_millis(5));
                 }

@@ -239,3 +239,28 @@ fn a_shutdown_ends_in_time_although_a_query_hangs_on_the_cleaner() {
     rig.sim.run_until_idle();
     rig.finish();
 }
+
+#[test]
+fn a_pool_that_is_dropped_waits_for_the_end_of_a_hold_and_of_a_capture_before_it_quarantines() {
+    for captures in [false, true] {
+        let rig = Rig::new();
+        let buffer = rig.pinned(LEN);
+        let sim = rig.sim.clone();
+        let hold = rig.pool.hold_context_waits();
+        if captures {
+            sim.fail("cuCtxSynchronize", Fault::always(900));
+        }
+        drop(buffer);
+        drop(rig.pool);
+        if captures {
+            drop(hold);
+            until("it was refused", || sim.calls("cuCtxSynchronize") > 3);
+            sim.clear_faults();
+        } else {
+            // Long enough for a lane that does not wait; one that does needs no time at all.
+            std::thread::sleep(Duration::from_millis(30));
+            drop(hold);
+        }
+        until("the memory was leaked although the hold was over in time", || sim.registered_bytes() == 0);
+    }
+}
