@@ -30,6 +30,9 @@ use std::time::{Duration, Instant};
 const NAP_MIN: Duration = Duration::from_micros(5);
 const NAP_MAX: Duration = Duration::from_millis(1);
 
+/// Between two questions for tasks that wait for a buffer that is still out.
+const WATCH_NAP: Duration = Duration::from_micros(100);
+
 /// With nothing pending the cleaner goes on looking for this long, so that a drop wakes nobody.
 const AWAKE_WHILE_IDLE: Duration = Duration::from_millis(100);
 
@@ -125,6 +128,9 @@ impl Cleaner {
         }
         self.ingest();
         self.poll();
+        if self.home.has_watchers() {
+            self.home.poll_watchers();
+        }
     }
 
     fn ingest(&mut self) {
@@ -365,6 +371,9 @@ impl Cleaner {
         if let Some(age) = self.queues.youngest_head_age() {
             self.idle_since = None;
             self.home.bell.nap((age / 8).clamp(NAP_MIN, NAP_MAX));
+        } else if self.home.has_watchers() {
+            self.idle_since = None;
+            self.home.bell.nap(WATCH_NAP);
         } else if comes_back {
             self.home.bell.nap(NAP_MAX);
         } else {

@@ -43,6 +43,15 @@ pub enum Error {
         /// What is wrong, and what is accepted.
         problem: String,
     },
+    /// A range does not lie in the buffer.
+    Range {
+        /// First element of the range.
+        start: usize,
+        /// One past its last.
+        end: usize,
+        /// Elements that there are.
+        len: usize,
+    },
     /// The bytes of a buffer cannot be seen as elements of this type.
     Layout {
         /// Bytes of the buffer.
@@ -84,6 +93,9 @@ impl fmt::Display for Error {
                  every replay, so no event can say when it is free",
             ),
             Error::Setting { name, problem } => write!(f, "{name}: {problem}"),
+            Error::Range { start, end, len } => {
+                write!(f, "the range {start}..{end} does not lie in the {len} elements of the buffer")
+            }
             Error::Layout { bytes, element, element_bytes, problem } => {
                 write!(
                     f,

@@ -4,7 +4,7 @@ use crate::bell::{Bell, Ring};
 use crate::block::{Ready, Returned};
 use crate::config::Settings;
 use crate::contexts::Contexts;
-use crate::driver::{Driver, Severity};
+use crate::driver::{Driver, EventHandle, Severity};
 use crate::error::CallError;
 use crate::inbox::Inbox;
 use crate::os::ForkWord;
@@ -12,6 +12,8 @@ use crate::pending::Pending;
 use crate::shelf::Shelf;
 use crate::stats::{Counts, Stats};
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicUsize, Mutex, Ordering, Progress, thread};
+use smallvec::SmallVec;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 /// Refusals in a row after which registering pauses, and for how long.
@@ -20,6 +22,13 @@ const REGISTRATION_PAUSE: Duration = Duration::from_secs(5);
 
 /// How many reasons for a quarantine are remembered for the shutdown report.
 const REASONS_KEPT: usize = 16;
+
+/// A task that waits for a buffer's events.
+#[derive(Debug)]
+struct Watcher {
+    events: SmallVec<[EventHandle; 2]>,
+    waker: Waker,
+}
 
 /// Starts the cleaner's thread; `None` when the system refuses.
 pub(crate) type StartCleaner = fn(&Arc<Home>) -> Option<thread::JoinHandle<()>>;
@@ -49,6 +58,8 @@ pub(crate) struct Home {
     let_go: Mutex<Vec<Ready>>,
     stop: Mutex<Stop>,
     closing: AtomicBool,
+    watchers: Mutex<Vec<Watcher>>,
+    watcher_count: AtomicUsize,
     context_wait_holds: AtomicUsize,
     cleaner_holds: AtomicUsize,
     cleaner_rests: AtomicBool,
@@ -96,6 +107,8 @@ impl Home {
             let_go: Mutex::default(),
             stop: Mutex::default(),
             closing: AtomicBool::new(false),
+            watchers: Mutex::default(),
+            watcher_count: AtomicUsize::new(0),
             context_wait_holds: AtomicUsize::new(0),
             cleaner_holds: AtomicUsize::new(0),
             cleaner_rests: AtomicBool::new(false),
@@ -330,6 +343,41 @@ impl Home {
             *self.registration_pause.lock() = Some((Instant::now() + REGISTRATION_PAUSE, *error));
             tracing::warn!(%error, pause = ?REGISTRATION_PAUSE, "page-locking was refused again and again; it pauses");
         }
+    }
+
+    /// Asks the cleaner to wake a task when all of these events may be complete. A task that asks again
+    /// replaces what it asked before.
+    pub(crate) fn watch(self: &Arc<Self>, events: SmallVec<[EventHandle; 2]>, waker: &Waker) {
+        let watcher = Watcher { events, waker: waker.clone() };
+        let mut watchers = self.watchers.lock();
+        match watchers.iter_mut().find(|other| other.waker.will_wake(waker) && other.events == watcher.events)
+        {
+            Some(other) => *other = watcher,
+            None => watchers.push(watcher),
+        }
+        self.watcher_count.store(watchers.len(), Ordering::SeqCst);
+        drop(watchers);
+        self.ring_hard();
+    }
+
+    pub(crate) fn has_watchers(&self) -> bool {
+        self.watcher_count.load(Ordering::SeqCst) > 0
+    }
+
+    /// Asks for every watcher, outside the lock, and wakes those whose events are complete or cannot be asked.
+    pub(crate) fn poll_watchers(&self) {
+        let is_over = |event: &EventHandle| self.driver.api().query_event(*event) != Ok(false);
+        let mut watchers = std::mem::take(&mut *self.watchers.lock());
+        watchers.retain(|watcher| {
+            let over = watcher.events.iter().all(is_over);
+            if over {
+                watcher.waker.wake_by_ref();
+            }
+            !over
+        });
+        let mut now = self.watchers.lock();
+        now.append(&mut watchers);
+        self.watcher_count.store(now.len(), Ordering::SeqCst);
     }
 
     pub(crate) fn hold_context_waits(&self) {

@@ -29,10 +29,10 @@
 //! 0: code_name error sync
 //! 1: os size_class zero pages config stats
 //! 2: driver stream raw_stream sim
-//! 3: contexts events regions block dirty
+//! 3: contexts notes events regions block dirty
 //! 4: inbox bell pending shelf queues
 //! 5: home
-//! 6: registrar harvest buffer
+//! 6: registrar harvest buffer views waiting
 //! 7: lanes
 //! 8: cleaner
 //! 9: pool pin
@@ -62,6 +62,7 @@ mod block;
 mod contexts;
 mod dirty;
 mod events;
+mod notes;
 pub mod regions;
 
 mod bell;
@@ -75,6 +76,8 @@ mod home;
 mod buffer;
 mod harvest;
 mod registrar;
+mod views;
+mod waiting;
 
 mod lanes;
 
@@ -91,12 +94,16 @@ pub use dirty::Writer;
 pub use driver::Driver;
 pub use error::{CallError, Error};
 pub use global::{clear, global, set_max_pooled_bytes, shutdown, stats, take, take_pinned, try_take};
+#[cfg(feature = "cudarc")]
+pub use interop::{Pending, copy_h2d_async};
 #[cfg(feature = "sim")]
 pub use pool::CleanerHold;
 pub use pool::{ContextWaitHold, PinnedPool, PoolBuilder, ShutdownReport};
 pub use raw_stream::RawStream;
 pub use stats::{ClassStats, Stats};
 pub use stream::AsStream;
+pub use views::{View, ViewMut};
+pub use waiting::Wait;
 
 /// The README's example, compiled.
 #[cfg(all(doctest, feature = "cudarc"))]
