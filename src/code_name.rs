@@ -1,4 +1,4 @@
-//! The symbolic names of CUDA's driver result codes, as data.
+//! The symbolic names of CUDA's result codes, as data: the driver's and the runtime's.
 //!
 //! Names come from a table and not from `cuGetErrorName`, because an error must be printable on a
 //! machine without CUDA, after the driver is gone, and against the link-time stub, which answers
@@ -12,6 +12,15 @@ pub(crate) fn code_name(code: u32) -> &'static str {
     match CODE_NAMES.binary_search_by_key(&code, |entry| entry.0) {
         Ok(index) => CODE_NAMES[index].1,
         Err(_) => "CUDA_ERROR_UNLISTED",
+    }
+}
+
+/// The symbolic name of a result code of the runtime library, for example `cudaErrorInsufficientDriver`
+/// for 35; a code that the table does not know gives `cudaErrorUnlisted`.
+pub(crate) fn runtime_code_name(code: u32) -> &'static str {
+    match RUNTIME_CODE_NAMES.binary_search_by_key(&code, |entry| entry.0) {
+        Ok(index) => RUNTIME_CODE_NAMES[index].1,
+        Err(_) => "cudaErrorUnlisted",
     }
 }
 
@@ -121,6 +130,148 @@ static CODE_NAMES: &[(u32, &str)] = &[
     (999, "CUDA_ERROR_UNKNOWN"),
 ];
 
+/// Sorted by code, as above.
+static RUNTIME_CODE_NAMES: &[(u32, &str)] = &[
+    (0, "cudaSuccess"),
+    (1, "cudaErrorInvalidValue"),
+    (2, "cudaErrorMemoryAllocation"),
+    (3, "cudaErrorInitializationError"),
+    (4, "cudaErrorCudartUnloading"),
+    (5, "cudaErrorProfilerDisabled"),
+    (6, "cudaErrorProfilerNotInitialized"),
+    (7, "cudaErrorProfilerAlreadyStarted"),
+    (8, "cudaErrorProfilerAlreadyStopped"),
+    (9, "cudaErrorInvalidConfiguration"),
+    (10, "cudaErrorVersionTranslation"),
+    (12, "cudaErrorInvalidPitchValue"),
+    (13, "cudaErrorInvalidSymbol"),
+    (16, "cudaErrorInvalidHostPointer"),
+    (17, "cudaErrorInvalidDevicePointer"),
+    (18, "cudaErrorInvalidTexture"),
+    (19, "cudaErrorInvalidTextureBinding"),
+    (20, "cudaErrorInvalidChannelDescriptor"),
+    (21, "cudaErrorInvalidMemcpyDirection"),
+    (22, "cudaErrorAddressOfConstant"),
+    (23, "cudaErrorTextureFetchFailed"),
+    (24, "cudaErrorTextureNotBound"),
+    (25, "cudaErrorSynchronizationError"),
+    (26, "cudaErrorInvalidFilterSetting"),
+    (27, "cudaErrorInvalidNormSetting"),
+    (28, "cudaErrorMixedDeviceExecution"),
+    (31, "cudaErrorNotYetImplemented"),
+    (32, "cudaErrorMemoryValueTooLarge"),
+    (34, "cudaErrorStubLibrary"),
+    (35, "cudaErrorInsufficientDriver"),
+    (36, "cudaErrorCallRequiresNewerDriver"),
+    (37, "cudaErrorInvalidSurface"),
+    (43, "cudaErrorDuplicateVariableName"),
+    (44, "cudaErrorDuplicateTextureName"),
+    (45, "cudaErrorDuplicateSurfaceName"),
+    (46, "cudaErrorDevicesUnavailable"),
+    (49, "cudaErrorIncompatibleDriverContext"),
+    (52, "cudaErrorMissingConfiguration"),
+    (53, "cudaErrorPriorLaunchFailure"),
+    (65, "cudaErrorLaunchMaxDepthExceeded"),
+    (66, "cudaErrorLaunchFileScopedTex"),
+    (67, "cudaErrorLaunchFileScopedSurf"),
+    (68, "cudaErrorSyncDepthExceeded"),
+    (69, "cudaErrorLaunchPendingCountExceeded"),
+    (98, "cudaErrorInvalidDeviceFunction"),
+    (100, "cudaErrorNoDevice"),
+    (101, "cudaErrorInvalidDevice"),
+    (102, "cudaErrorDeviceNotLicensed"),
+    (103, "cudaErrorSoftwareValidityNotEstablished"),
+    (127, "cudaErrorStartupFailure"),
+    (200, "cudaErrorInvalidKernelImage"),
+    (201, "cudaErrorDeviceUninitialized"),
+    (205, "cudaErrorMapBufferObjectFailed"),
+    (206, "cudaErrorUnmapBufferObjectFailed"),
+    (207, "cudaErrorArrayIsMapped"),
+    (208, "cudaErrorAlreadyMapped"),
+    (209, "cudaErrorNoKernelImageForDevice"),
+    (210, "cudaErrorAlreadyAcquired"),
+    (211, "cudaErrorNotMapped"),
+    (212, "cudaErrorNotMappedAsArray"),
+    (213, "cudaErrorNotMappedAsPointer"),
+    (214, "cudaErrorECCUncorrectable"),
+    (215, "cudaErrorUnsupportedLimit"),
+    (216, "cudaErrorDeviceAlreadyInUse"),
+    (217, "cudaErrorPeerAccessUnsupported"),
+    (218, "cudaErrorInvalidPtx"),
+    (219, "cudaErrorInvalidGraphicsContext"),
+    (220, "cudaErrorNvlinkUncorrectable"),
+    (221, "cudaErrorJitCompilerNotFound"),
+    (222, "cudaErrorUnsupportedPtxVersion"),
+    (223, "cudaErrorJitCompilationDisabled"),
+    (224, "cudaErrorUnsupportedExecAffinity"),
+    (225, "cudaErrorUnsupportedDevSideSync"),
+    (226, "cudaErrorContained"),
+    (227, "cudaErrorInsufficientLoaderVersion"),
+    (300, "cudaErrorInvalidSource"),
+    (301, "cudaErrorFileNotFound"),
+    (302, "cudaErrorSharedObjectSymbolNotFound"),
+    (303, "cudaErrorSharedObjectInitFailed"),
+    (304, "cudaErrorOperatingSystem"),
+    (400, "cudaErrorInvalidResourceHandle"),
+    (401, "cudaErrorIllegalState"),
+    (402, "cudaErrorLossyQuery"),
+    (500, "cudaErrorSymbolNotFound"),
+    (600, "cudaErrorNotReady"),
+    (700, "cudaErrorIllegalAddress"),
+    (701, "cudaErrorLaunchOutOfResources"),
+    (702, "cudaErrorLaunchTimeout"),
+    (703, "cudaErrorLaunchIncompatibleTexturing"),
+    (704, "cudaErrorPeerAccessAlreadyEnabled"),
+    (705, "cudaErrorPeerAccessNotEnabled"),
+    (708, "cudaErrorSetOnActiveProcess"),
+    (709, "cudaErrorContextIsDestroyed"),
+    (710, "cudaErrorAssert"),
+    (711, "cudaErrorTooManyPeers"),
+    (712, "cudaErrorHostMemoryAlreadyRegistered"),
+    (713, "cudaErrorHostMemoryNotRegistered"),
+    (714, "cudaErrorHardwareStackError"),
+    (715, "cudaErrorIllegalInstruction"),
+    (716, "cudaErrorMisalignedAddress"),
+    (717, "cudaErrorInvalidAddressSpace"),
+    (718, "cudaErrorInvalidPc"),
+    (719, "cudaErrorLaunchFailure"),
+    (720, "cudaErrorCooperativeLaunchTooLarge"),
+    (721, "cudaErrorTensorMemoryLeak"),
+    (800, "cudaErrorNotPermitted"),
+    (801, "cudaErrorNotSupported"),
+    (802, "cudaErrorSystemNotReady"),
+    (803, "cudaErrorSystemDriverMismatch"),
+    (804, "cudaErrorCompatNotSupportedOnDevice"),
+    (805, "cudaErrorMpsConnectionFailed"),
+    (806, "cudaErrorMpsRpcFailure"),
+    (807, "cudaErrorMpsServerNotReady"),
+    (808, "cudaErrorMpsMaxClientsReached"),
+    (809, "cudaErrorMpsMaxConnectionsReached"),
+    (810, "cudaErrorMpsClientTerminated"),
+    (811, "cudaErrorCdpNotSupported"),
+    (812, "cudaErrorCdpVersionMismatch"),
+    (900, "cudaErrorStreamCaptureUnsupported"),
+    (901, "cudaErrorStreamCaptureInvalidated"),
+    (902, "cudaErrorStreamCaptureMerge"),
+    (903, "cudaErrorStreamCaptureUnmatched"),
+    (904, "cudaErrorStreamCaptureUnjoined"),
+    (905, "cudaErrorStreamCaptureIsolation"),
+    (906, "cudaErrorStreamCaptureImplicit"),
+    (907, "cudaErrorCapturedEvent"),
+    (908, "cudaErrorStreamCaptureWrongThread"),
+    (909, "cudaErrorTimeout"),
+    (910, "cudaErrorGraphExecUpdateFailure"),
+    (911, "cudaErrorExternalDevice"),
+    (912, "cudaErrorInvalidClusterSize"),
+    (913, "cudaErrorFunctionNotLoaded"),
+    (914, "cudaErrorInvalidResourceType"),
+    (915, "cudaErrorInvalidResourceConfiguration"),
+    (917, "cudaErrorStreamDetached"),
+    (918, "cudaErrorGraphRecaptureFailure"),
+    (919, "cudaErrorFabricNotReady"),
+    (999, "cudaErrorUnknown"),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +279,8 @@ mod tests {
     #[test]
     fn the_table_is_sorted_and_names_what_the_pool_meets() {
         assert!(CODE_NAMES.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        assert!(RUNTIME_CODE_NAMES.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        assert_eq!(runtime_code_name(35), "cudaErrorInsufficientDriver");
         assert_eq!(code_name(2), "CUDA_ERROR_OUT_OF_MEMORY");
         assert_eq!(code_name(600), "CUDA_ERROR_NOT_READY");
         assert_eq!(code_name(712), "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED");

@@ -3,8 +3,9 @@
 //! Nothing in this file touches the driver: an error must be printable on a machine without CUDA,
 //! after the driver is gone, and inside a forked child.
 
-use crate::code_name::code_name;
+use crate::code_name::{code_name, runtime_code_name};
 use std::fmt;
+use std::path::PathBuf;
 
 /// What went wrong, named so that a reader knows what to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +27,16 @@ pub enum Error {
     NoCuda {
         /// The reason, one probe a line.
         report: String,
+    },
+    /// Two files stand for one of CUDA's libraries in this process: what one of them page-locks, makes or
+    /// knows, the other does not.
+    LibraryMismatch {
+        /// The file that pinpool uses, or was told to use.
+        ours: PathBuf,
+        /// The file that somebody else in this process uses or would load.
+        theirs: PathBuf,
+        /// Who that is: `"cudarc"`, or `"this process"` for whoever initialised CUDA first.
+        user: &'static str,
     },
     /// The stream belongs to another driver than the pool's, for example a simulated stream on a real pool.
     ForeignStream {
@@ -83,6 +94,13 @@ impl fmt::Display for Error {
             }
             Error::Driver(call) => call.fmt(f),
             Error::NoCuda { report } => write!(f, "no usable CUDA driver:\n{report}"),
+            Error::LibraryMismatch { ours, theirs, user } => write!(
+                f,
+                "pinpool has {}, but {user} has {}: both must use one file. Take the wrong one (often the \
+                 toolkit's stub) off the library path, or name the right one by PINPOOL_CUDA_LIBRARY",
+                ours.display(),
+                theirs.display()
+            ),
             Error::ForeignStream { stream, pool } => write!(
                 f,
                 "the stream belongs to the {stream} driver, but the pool uses the {pool} driver; \
@@ -138,19 +156,23 @@ impl CallError {
         Self { call, code, named }
     }
 
-    /// The driver function, for example `cuEventRecord`.
+    /// The driver function, for example `cuEventRecord`; for a runtime library its function.
     pub fn call(&self) -> &'static str {
         self.call
     }
 
-    /// The driver's result code (`CUresult`), never 0.
+    /// The result code (`CUresult`, or `cudaError_t` of a runtime library), never 0.
     pub fn code(&self) -> u32 {
         self.code
     }
 
     /// The symbolic name of the code, from a table of our own unless the driver gave one.
     pub fn name(&self) -> &'static str {
-        self.named.unwrap_or_else(|| code_name(self.code))
+        self.named.unwrap_or_else(|| match self.call.starts_with("cuda") {
+            // The two libraries share most numbers and no name.
+            true => runtime_code_name(self.code),
+            false => code_name(self.code),
+        })
     }
 }
 
@@ -176,6 +198,20 @@ mod tests {
     fn a_driver_failure_shows_call_name_and_number() {
         let error = Error::from(CallError::new("cuMemHostRegister_v2", 2));
         assert_eq!(error.to_string(), "cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (2)");
+    }
+
+    #[test]
+    fn a_runtime_s_failure_has_the_runtime_s_name() {
+        let error = CallError::new("cudaGetDeviceCount", 35);
+        assert_eq!(error.to_string(), "cudaGetDeviceCount: cudaErrorInsufficientDriver (35)");
+        assert_eq!(CallError::new("cudaHostRegister", 4711).name(), "cudaErrorUnlisted");
+    }
+
+    #[test]
+    fn a_mismatch_names_both_files() {
+        let error = Error::LibraryMismatch { ours: "/a/b".into(), theirs: "/c/d".into(), user: "cudarc" };
+        let text = error.to_string();
+        assert!(text.contains("pinpool has /a/b, but cudarc has /c/d"), "{text}");
     }
 
     #[test]

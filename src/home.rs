@@ -35,9 +35,10 @@ pub(crate) type StartCleaner = fn(&Arc<Home>) -> Option<thread::JoinHandle<()>>;
 
 /// The shared state of a pool.
 ///
-/// Laid out as written: what a take or a drop only reads comes first, on a cache line that is seldom written.
+/// Laid out as written: what a hit reads comes first, right behind the reference count, whose cache line every
+/// take and every drop has to have anyway.
 #[derive(Debug)]
-#[repr(C, align(128))]
+#[repr(C)]
 pub(crate) struct Home {
     pub(crate) fork: ForkWord,
     pub(crate) shelf: Shelf,
@@ -45,7 +46,8 @@ pub(crate) struct Home {
     epoch: AtomicUsize,
     pub(crate) bell: Bell,
     pub(crate) driver: Driver,
-    pub(crate) inbox: Inbox<Returned>,
+    /// Boxed, because its alignment would push all of this away from the reference count.
+    pub(crate) inbox: Box<Inbox<Returned>>,
     pub(crate) settings: Settings,
     pub(crate) contexts: Contexts,
     pub(crate) counts: Arc<Counts>,
@@ -95,7 +97,7 @@ impl Home {
             settings,
             contexts: Contexts::default(),
             counts,
-            inbox: Inbox::default(),
+            inbox: Box::default(),
             bell: Bell::default(),
             pending: Pending::default(),
             shelf,

@@ -7,6 +7,7 @@
 //! * [`take`] and the other functions here use the process-wide pool; [`PinnedPool`] is a pool of one's own.
 //! * [`PinnedBuffer`] says what may be done with a buffer, and what it costs to forget something.
 //! * [`architecture`] tells how it works and what it promises.
+//! * [`finding_cuda`] tells where CUDA's libraries are looked for, and what to do when page-locking does not engage.
 //! * With feature `sim`, `sim` is a simulated device, to test staging code on a machine without a GPU.
 //!
 //! Without CUDA everything works with plain memory:
@@ -40,6 +41,9 @@
 
 #[doc = include_str!("../docs/architecture.md")]
 pub mod architecture {}
+
+#[doc = include_str!("../docs/finding-cuda.md")]
+pub mod finding_cuda {}
 
 mod code_name;
 mod error;
@@ -95,7 +99,7 @@ pub use driver::Driver;
 pub use error::{CallError, Error};
 pub use global::{clear, global, set_max_pooled_bytes, shutdown, stats, take, take_pinned, try_take};
 #[cfg(feature = "cudarc")]
-pub use interop::{Pending, copy_h2d_async};
+pub use interop::{Pending, check_cudarc, copy_h2d_async};
 #[cfg(feature = "sim")]
 pub use pool::CleanerHold;
 pub use pool::{ContextWaitHold, PinnedPool, PoolBuilder, ShutdownReport};

@@ -72,6 +72,16 @@ fn map_fork_word() -> Option<&'static AtomicU32> {
     None
 }
 
+thread_local! {
+    /// Set once by [`tune_background_thread`].
+    static IS_BACKGROUND: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Whether the calling thread is one of the pool's own.
+pub(crate) fn is_background_thread() -> bool {
+    IS_BACKGROUND.get()
+}
+
 /// Makes short naps short, and keeps a woken background thread from running on its waker's core.
 ///
 /// A timed sleep of 5 us takes 63 us with the default timer slack. With the default policy a woken
@@ -79,6 +89,7 @@ fn map_fork_word() -> Option<&'static AtomicU32> {
 /// `SCHED_BATCH` never preempts on wake-up.
 #[cfg(target_os = "linux")]
 pub(crate) fn tune_background_thread() {
+    IS_BACKGROUND.set(true);
     // SAFETY: PR_SET_TIMERSLACK sets a number of the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1 as libc::c_ulong, 0, 0, 0) };
     // SAFETY: all-zero is a valid sched_param: SCHED_BATCH demands priority 0.
@@ -88,7 +99,9 @@ pub(crate) fn tune_background_thread() {
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn tune_background_thread() {}
+pub(crate) fn tune_background_thread() {
+    IS_BACKGROUND.set(true);
+}
 
 #[cfg(test)]
 mod tests {

@@ -9,7 +9,7 @@
 use crate::block::Ready;
 use crate::size_class::{CLASS_COUNT, SizeClass};
 use crate::stats::{Counts, ShelfCounts, Split};
-use crate::sync::{Arc, Mutex, push_reserved_then};
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering, push_reserved_then};
 use std::collections::VecDeque;
 
 /// Each mapping with advice of its own is one of the process's 65 530 map areas, and drivers stop near
@@ -25,14 +25,31 @@ pub(crate) struct Shelf {
     counts: Arc<Counts>,
 }
 
-/// One class: what a hit touches, on one pair of cache lines that no other class shares.
+/// One class: what a hit touches, on one cache line that no other class shares.
 #[derive(Debug, Default)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 struct ClassShelf {
     blocks: Mutex<VecDeque<Shelved>>,
     /// Both written under the lock of `blocks` only, so without atomic read-modify-writes.
     hits: Split,
-    pooled: Split,
+    /// Pageable and pinned blocks; at most `MAX_POOLED_BLOCKS`, so small numbers do.
+    pooled: [AtomicU32; 2],
+}
+
+const _: () = assert!(std::mem::offset_of!(ClassShelf, pooled) + 8 <= 64, "a hit touches one cache line");
+
+impl ClassShelf {
+    /// Blocks here; read without the lock, it may be a moment old.
+    fn pooled_total(&self) -> usize {
+        self.pooled.iter().map(|count| count.load(Ordering::Relaxed) as usize).sum()
+    }
+
+    /// Changes the number of blocks by one; the caller holds the lock of `blocks`.
+    #[inline]
+    fn count_pooled(&self, pinned: bool, change: impl FnOnce(u32) -> u32) {
+        let count = &self.pooled[usize::from(pinned)];
+        count.store(change(count.load(Ordering::Relaxed)), Ordering::Relaxed);
+    }
 }
 
 /// A block with what a hit must know of it, so that the block itself is not touched before its user does.
@@ -71,15 +88,17 @@ impl Shelf {
         let mut blocks = shelf.blocks.lock();
         let Shelved { block, pinned } = blocks.pop_back()?;
         shelf.hits.of(pinned).add_locked();
-        shelf.pooled.of(pinned).subtract_locked();
+        shelf.count_pooled(pinned, |count| count - 1);
         Some(block)
     }
 
     /// Hits and pooled buffers of a class, for the statistics.
     pub(crate) fn counts(&self, class: SizeClass) -> ShelfCounts {
         let shelf = &self.classes[class.index()];
-        let read = |split: &Split| [split.of(false).read(), split.of(true).read()];
-        ShelfCounts { hits: read(&shelf.hits), pooled: read(&shelf.pooled) }
+        ShelfCounts {
+            hits: [false, true].map(|pinned| shelf.hits.of(pinned).read()),
+            pooled: [0, 1].map(|kind: usize| u64::from(shelf.pooled[kind].load(Ordering::Relaxed))),
+        }
     }
 
     /// Puts a block on its shelf, evicting largest-first until it fits; what was evicted goes to `evicted`.
@@ -93,7 +112,12 @@ impl Shelf {
         let shelf = &self.classes[class.index()];
         let pinned = block.is_pinned();
         let place = Shelved { block, pinned };
-        push_reserved_then(&shelf.blocks, |blocks| blocks, place, |_| shelf.pooled.of(pinned).add_locked());
+        push_reserved_then(
+            &shelf.blocks,
+            |blocks| blocks,
+            place,
+            |_| shelf.count_pooled(pinned, |count| count + 1),
+        );
         Placed::Kept
     }
 
@@ -155,7 +179,7 @@ impl Shelf {
 
     fn pooled_by_class(&self) -> impl Iterator<Item = (SizeClass, usize)> {
         (0..CLASS_COUNT).map(SizeClass::at).map(|class| {
-            let buffers = self.classes[class.index()].pooled.total() as usize;
+            let buffers = self.classes[class.index()].pooled_total();
             (class, buffers.saturating_mul(class.bytes()))
         })
     }
@@ -173,17 +197,17 @@ impl Shelf {
     }
 
     fn pooled_blocks(&self) -> usize {
-        self.classes.iter().map(|shelf| shelf.pooled.total() as usize).sum()
+        self.classes.iter().map(ClassShelf::pooled_total).sum()
     }
 
     fn pop_coldest(&self, class: SizeClass) -> Option<Ready> {
         let shelf = &self.classes[class.index()];
-        if shelf.pooled.total() == 0 {
+        if shelf.pooled_total() == 0 {
             return None;
         }
         let mut blocks = shelf.blocks.lock();
         let Shelved { block, pinned } = blocks.pop_front()?;
-        shelf.pooled.of(pinned).subtract_locked();
+        shelf.count_pooled(pinned, |count| count - 1);
         drop(blocks);
         self.counts.class(class).evictions.add(1);
         Some(block)

@@ -29,12 +29,6 @@ impl Count {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Subtracts one, as [`Self::add_locked`].
-    #[inline]
-    pub(crate) fn subtract_locked(&self) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(1), Ordering::Relaxed);
-    }
-
     #[inline]
     pub(crate) fn read(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

@@ -35,7 +35,7 @@ impl PinnedBuffer {
         let result = stream.with_stream_ref(|stream| {
             let pool = home.driver.api().identity();
             if stream.driver != pool {
-                return Err(Error::ForeignStream { stream: stream.driver.name, pool: pool.name });
+                return Err(pool.refusal(stream.driver));
             }
             let context = home.contexts.of_stream(&home.driver, stream);
             let used = events::record(&home.driver, context, stream)?;

@@ -5,13 +5,13 @@
 
 #![allow(unsafe_code)] // calls the driver
 
-use super::process::PROCESS;
+use super::ladder::{Kind, Request};
+use super::process::{DRIVER, RUNTIME};
+use super::search::{LibraryReport, not_found};
 use super::table::Table;
 use super::{CaptureMode, ContextHandle, DriverApi, DriverIdentity, EventHandle, StreamHandle};
 use crate::error::{CallError, Error};
-
-/// What every handle and stream of CUDA carries, since a process has one CUDA.
-pub(crate) const IDENTITY: DriverIdentity = DriverIdentity { name: "cuda", instance: 0 };
+use std::sync::OnceLock;
 
 const SUCCESS: u32 = 0;
 const NOT_INITIALIZED: u32 = 3;
@@ -27,12 +27,28 @@ const POINTER_IS_MANAGED: u32 = 8;
 const MEMORY_TYPE_HOST: u32 = 1;
 
 /// CUDA, whether it is in use already, can be loaded at need, or is not on this machine at all.
-#[derive(Debug)]
-pub(crate) struct CudaDriver;
+#[derive(Debug, Default)]
+pub(crate) struct CudaDriver {
+    request: Request,
+    /// Whether the library in use is the one that was chosen by name; asked once there is one.
+    verdict: OnceLock<Result<(), Error>>,
+}
+
+impl CudaDriver {
+    pub(super) fn new(request: Request) -> Self {
+        Self { request, verdict: OnceLock::new() }
+    }
+}
+
+/// The file of the libcuda that is in use.
+#[cfg(feature = "cudarc")]
+pub(crate) fn file_in_use() -> Option<std::path::PathBuf> {
+    Some(DRIVER.in_use()?.file.clone())
+}
 
 /// The table of a driver that is in use, or the answer that an uninitialised driver gives.
 fn table(call: &'static str) -> Result<&'static Table, CallError> {
-    PROCESS.table_in_use().ok_or(CallError::new(call, NOT_INITIALIZED))
+    DRIVER.table_in_use().ok_or(CallError::new(call, NOT_INITIALIZED))
 }
 
 fn check(call: &'static str, code: u32) -> Result<(), CallError> {
@@ -41,19 +57,34 @@ fn check(call: &'static str, code: u32) -> Result<(), CallError> {
 
 impl DriverApi for CudaDriver {
     fn identity(&self) -> DriverIdentity {
-        IDENTITY
+        DriverIdentity::CUDA
     }
 
     fn is_in_use(&self) -> bool {
-        PROCESS.table_in_use().is_some()
+        DRIVER.table_in_use().is_some()
     }
 
     fn prepare(&self) -> Result<(), Error> {
-        if self.is_in_use() { Ok(()) } else { PROCESS.load_and_initialize() }
+        match DRIVER.in_use() {
+            Some(found) => {
+                let check = || DRIVER.is_the_chosen(&self.request, &found.file);
+                self.verdict.get_or_init(check).clone()
+            }
+            None => DRIVER.load_and_initialize(&self.request),
+        }
+    }
+
+    fn libraries(&self) -> Vec<LibraryReport> {
+        let driver = match self.prepare() {
+            Ok(()) | Err(Error::NoCuda { .. }) => DRIVER.report(),
+            Err(error) => not_found(Kind::Driver, vec![super::search::remark(error.to_string())]),
+        };
+        let _ = RUNTIME.load_and_initialize(&self.request);
+        vec![driver, RUNTIME.report()]
     }
 
     fn current_context(&self) -> Option<ContextHandle> {
-        let table = PROCESS.table_in_use()?;
+        let table = DRIVER.table_in_use()?;
         let mut context = 0;
         // SAFETY: cuCtxGetCurrent writes one pointer.
         let code = unsafe { (table.context_current)(&mut context) };
@@ -186,11 +217,7 @@ impl DriverApi for CudaDriver {
         let mut value = mode as u32;
         // SAFETY: cuThreadExchangeStreamCaptureMode reads and writes one enum.
         check("cuThreadExchangeStreamCaptureMode", unsafe { exchange(&mut value) })?;
-        Ok(match value {
-            1 => CaptureMode::ThreadLocal,
-            2 => CaptureMode::Relaxed,
-            _ => CaptureMode::Global,
-        })
+        Ok(CaptureMode::of(value))
     }
 
     fn register(&self, base: usize, bytes: usize) -> Result<(), CallError> {

@@ -3,7 +3,7 @@
 //! What a process has loaded stays loaded, so each case is an ignored test that another one runs in a child.
 
 use super::cuda::CudaDriver;
-use super::process::{PROCESS, RETRY_AFTER};
+use super::process::{DRIVER, RETRY_AFTER};
 use super::{CaptureMode, ContextHandle, DriverApi, StreamHandle};
 use fake_cuda::control::Control;
 use std::process::Command;
@@ -43,7 +43,7 @@ fn child_with_every_method() {
     if !is_child() {
         return;
     }
-    let driver = CudaDriver;
+    let driver = CudaDriver::default();
     assert!(!driver.is_in_use());
     assert_eq!(driver.register(4096, 4096).unwrap_err().to_string(), {
         "cuMemHostRegister_v2: CUDA_ERROR_NOT_INITIALIZED (3)"
@@ -102,7 +102,7 @@ fn child_with_pending_work() {
         return;
     }
     let fake = Control::load().unwrap();
-    let driver = CudaDriver;
+    let driver = CudaDriver::default();
     driver.prepare().expect("the fake is mapped as libcuda.so");
     let context: ContextHandle = driver.retain_primary(0).unwrap();
     driver.set_current_context(Some(context)).unwrap();
@@ -142,7 +142,7 @@ fn child_that_looks() {
     if !is_child() {
         return;
     }
-    let driver = CudaDriver;
+    let driver = CudaDriver::default();
     assert!(!driver.is_in_use(), "this process has no libcuda");
     assert!(
         !std::fs::read_to_string("/proc/self/maps").unwrap().contains("libfake_cuda"),
@@ -176,16 +176,11 @@ fn child_with_a_stub() {
         return;
     }
     let _stub = Control::load().unwrap();
-    let driver = CudaDriver;
+    let driver = CudaDriver::default();
     assert!(!driver.is_in_use());
     assert_eq!(driver.current_context(), None);
-    assert!(
-        driver
-            .prepare()
-            .unwrap_err()
-            .to_string()
-            .contains("already loaded: libcuda.so: is the link-time stub")
-    );
+    let error = driver.prepare().unwrap_err().to_string();
+    assert!(error.contains("loaded under this name: libcuda.so: is the link-time stub"), "{error}");
 }
 
 #[test]
@@ -200,14 +195,14 @@ fn child_that_tries_again() {
     if !is_child() {
         return;
     }
-    let driver = CudaDriver;
+    let driver = CudaDriver::default();
     let Err(error) = driver.prepare() else { return println!("this machine has CUDA") };
     let fake = Control::load().unwrap();
     assert_eq!(driver.prepare(), Err(error), "the libraries are not looked for at every call");
     assert_eq!(fake.calls("cuInit"), 0);
     // As if the time had passed.
-    if let Some((when, _)) = &mut *PROCESS.failure.lock().unwrap() {
-        *when = when.checked_sub(RETRY_AFTER).expect("the clock is older than that");
+    if let Some(failure) = &mut *DRIVER.failure.lock().unwrap() {
+        failure.when = failure.when.checked_sub(RETRY_AFTER).expect("the clock is older than that");
     }
     assert_eq!(driver.prepare(), Ok(()));
     assert_eq!(fake.calls("cuInit"), 1);

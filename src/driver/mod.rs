@@ -11,19 +11,32 @@
 //! Handles are plain numbers here. A stream handle is never kept as an identity beyond one record,
 //! because the driver reuses handles.
 
+mod builder;
 pub(crate) mod cuda;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod cuda_tests;
 mod entry_points;
+mod folders;
 pub(crate) mod host;
-mod library;
+mod ladder;
+#[cfg(test)]
+mod ladder_tests;
+pub(crate) mod library;
 mod process;
+pub(crate) mod runtime;
+mod runtime_table;
+mod search;
 mod table;
+mod vendor;
+
+pub use builder::DriverBuilder;
+pub use search::{LibraryReport, Probe};
 
 use crate::error::{CallError, Error};
+use crate::os::page_bytes;
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 pub use entry_points::EntryPoints;
 
@@ -45,7 +58,13 @@ impl Driver {
     ///
     /// CUDA is used on Linux; elsewhere this is [`Driver::host_only`] with another name.
     pub fn auto() -> Self {
-        Self::from_api(Arc::new(cuda::CudaDriver))
+        Self::builder().build()
+    }
+
+    /// Settings of the search for CUDA's libraries: one chosen by name, folders to look into, and whether the
+    /// runtime library shall be used.
+    pub fn builder() -> DriverBuilder {
+        DriverBuilder::default()
     }
 
     /// CUDA, loaded and initialised now (`cuInit`).
@@ -73,7 +92,42 @@ impl Driver {
         &*self.api
     }
 
-    /// What this driver is: `"cuda"`, `"host"`, `"simulated"` or `"injected"`.
+    /// Asks the driver, and not the pool's own books, whether all of this memory is page-locked.
+    ///
+    /// Asks for the first byte, the last byte and one byte of every page between them
+    /// (`cuPointerGetAttributes`, or `cudaPointerGetAttributes` on a runtime), some hundred nanoseconds each: for
+    /// a test or a diagnosis, not for a hot path. Managed memory does not count, since it migrates. Loads
+    /// nothing: while nobody in this process uses CUDA, nothing is page-locked by it, so the answer is false, and
+    /// for an empty slice it is true.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] when the driver refuses the question.
+    pub fn is_page_locked(&self, memory: &[u8]) -> Result<bool, Error> {
+        let Some(last) = memory.len().checked_sub(1) else { return Ok(true) };
+        if !self.api.is_in_use() {
+            return Ok(false);
+        }
+        let (base, page) = (memory.as_ptr() as usize, page_bytes());
+        let mut address = base;
+        while address < base + last {
+            if !self.api.is_page_locked(address)? {
+                return Ok(false);
+            }
+            address = (address / page + 1) * page;
+        }
+        Ok(self.api.is_page_locked(base + last)?)
+    }
+
+    /// Looks for libcuda and for libcudart now, as page-locking would, and says what every place answered.
+    ///
+    /// Loads and initialises (`cuInit`, `cudaGetDeviceCount`), but makes no context. What is in use already is
+    /// reported as that. Empty for a driver that is not CUDA.
+    pub fn libraries(&self) -> Vec<LibraryReport> {
+        self.api.libraries()
+    }
+
+    /// What this driver is: `"cuda"`, `"cudart"`, `"host"`, `"simulated"` or `"injected"`.
     pub fn name(&self) -> &'static str {
         self.api.identity().name
     }
@@ -97,7 +151,27 @@ pub(crate) struct DriverIdentity {
 impl DriverIdentity {
     /// The CUDA driver; there is one in a process.
     pub(crate) const CUDA: Self = Self { name: "cuda", instance: 0 };
+    /// CUDA through its runtime library.
+    pub(crate) const RUNTIME: Self = Self { name: "cudart", instance: 0 };
+
+    /// The driver of a libcuda that is not the one we call; `error` names both.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn note_other_cuda(error: Error) -> Self {
+        OTHER_CUDA.get_or_init(|| error);
+        Self { name: "other libcuda", instance: 1 }
+    }
+
+    /// Why a pool with this driver does not take a stream of another one.
+    pub(crate) fn refusal(self, stream: Self) -> Error {
+        match OTHER_CUDA.get() {
+            Some(error) if stream.instance != 0 && self == Self::CUDA => error.clone(),
+            _ => Error::ForeignStream { stream: stream.name, pool: self.name },
+        }
+    }
 }
+
+/// What is wrong with the streams of another libcuda in this process, once one was seen.
+static OTHER_CUDA: OnceLock<Error> = OnceLock::new();
 
 /// A context, `CUcontext` as a number; never 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -129,6 +203,17 @@ pub(crate) enum CaptureMode {
     Relaxed = 2,
 }
 
+impl CaptureMode {
+    /// From CUDA's number.
+    pub(crate) fn of(number: u32) -> Self {
+        match number {
+            1 => CaptureMode::ThreadLocal,
+            2 => CaptureMode::Relaxed,
+            _ => CaptureMode::Global,
+        }
+    }
+}
+
 /// What the pool is about to do to host memory; the simulated device checks it against work in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum HostAccess {
@@ -156,6 +241,11 @@ pub(crate) trait DriverApi: Send + Sync + fmt::Debug {
 
     /// Loads the library where needed and calls `cuInit(0)`; cheap when done before.
     fn prepare(&self) -> Result<(), Error>;
+
+    /// Looks for the libraries and reports; empty for what has none.
+    fn libraries(&self) -> Vec<LibraryReport> {
+        Vec::new()
+    }
 
     /// `cuCtxGetCurrent`: the calling thread's context. `None` when there is none or the driver is not in use.
     fn current_context(&self) -> Option<ContextHandle>;

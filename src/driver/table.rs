@@ -1,4 +1,4 @@
-//! libcuda's functions as a table of addresses, looked up in one opened library.
+//! A library's functions as a table of addresses, looked up in one opened library; here libcuda's.
 //!
 //! Why a table of our own and not the functions of `cudarc::driver::sys`: cudarc panics when the library
 //! or a single symbol is missing, it opens whichever of its own candidates comes first, and its result
@@ -8,38 +8,40 @@
 
 #![allow(unsafe_code)] // looks symbols up, gives them their types
 
+use super::ladder::Kind;
+use super::process::Entries;
+use crate::error::CallError;
 use libloading::Library;
 
 const SUCCESS: u32 = 0;
 const NOT_INITIALIZED: u32 = 3;
-/// What every function of the toolkit's link-time stub answers.
-pub(super) const STUB_LIBRARY: u32 = 34;
 
-/// Declares the table of driver functions and how it is filled from an opened library.
+/// Declares a table of functions and how it is filled from an opened library.
 macro_rules! entry_points {
     (
+        $(#[$doc:meta])* $table:ident
         required { $($needed:ident = $needed_symbol:literal($($needed_argument:ty),*);)* }
         optional { $($extra:ident = $extra_symbol:literal($($extra_argument:ty),*);)* }
     ) => {
-        /// libcuda's functions as addresses; every result is a plain `CUresult` number.
-        pub(super) struct Table {
+        $(#[$doc])*
+        pub(super) struct $table {
             $(pub(super) $needed: unsafe extern "C" fn($($needed_argument),*) -> u32,)*
             $(pub(super) $extra: Option<unsafe extern "C" fn($($extra_argument),*) -> u32>,)*
         }
 
-        impl Table {
+        impl $table {
             /// The table of this library, or the name of a required function that it lacks.
-            pub(super) fn of(library: &Library) -> Result<Self, &'static str> {
+            fn filled_from(library: &libloading::Library) -> Result<Self, &'static str> {
                 Ok(Self {
                     $($needed: {
                         type Function = unsafe extern "C" fn($($needed_argument),*) -> u32;
-                        // SAFETY: the type is the C prototype of this driver function.
+                        // SAFETY: the type is the C prototype of this function.
                         let symbol = unsafe { library.get::<Function>($needed_symbol) };
                         *symbol.map_err(|_| $needed_symbol)?
                     },)*
                     $($extra: {
                         type Function = unsafe extern "C" fn($($extra_argument),*) -> u32;
-                        // SAFETY: the type is the C prototype of this driver function.
+                        // SAFETY: the type is the C prototype of this function.
                         let symbol = unsafe { library.get::<Function>($extra_symbol) };
                         symbol.ok().map(|found| *found)
                     },)*
@@ -48,9 +50,12 @@ macro_rules! entry_points {
         }
     };
 }
+pub(super) use entry_points;
 
 // Contexts, streams and events are pointers that are only passed back, so they are numbers here.
 entry_points! {
+    /// libcuda's functions as addresses; every result is a plain `CUresult` number.
+    Table
     required {
         init = "cuInit"(u32);
         driver_version = "cuDriverGetVersion"(*mut i32);
@@ -79,31 +84,62 @@ entry_points! {
     }
 }
 
-impl Table {
-    /// `cuDriverGetVersion`, which works before `cuInit`; the error is the result code.
-    pub(super) fn version(&self) -> Result<i32, u32> {
+impl Entries for Table {
+    fn of(library: &Library) -> Result<Self, String> {
+        Self::filled_from(library)
+            .map_err(|symbol| format!("is no {}: it lacks {symbol}", Kind::Driver.stem()))
+    }
+
+    fn address(&self) -> usize {
+        self.init as usize
+    }
+
+    /// `cuDriverGetVersion`, which works before `cuInit`.
+    fn version(&self) -> Result<u32, CallError> {
         let mut version = 0;
         // SAFETY: cuDriverGetVersion writes one int, and works before cuInit.
         match unsafe { (self.driver_version)(&mut version) } {
-            SUCCESS => Ok(version),
-            code => Err(code),
+            SUCCESS => Ok(version.unsigned_abs()),
+            code => Err(CallError::new("cuDriverGetVersion", code)),
         }
     }
 
     /// Whether somebody in this process has called `cuInit`.
-    pub(super) fn is_initialized(&self) -> bool {
+    fn is_initialized(&self) -> bool {
         let mut context = 0;
         // SAFETY: cuCtxGetCurrent writes one pointer, and answers 3 before cuInit.
         let code = unsafe { (self.context_current)(&mut context) };
         code != NOT_INITIALIZED
     }
 
-    /// `cuInit(0)`; the error is the result code.
-    pub(super) fn initialize(&self) -> Result<(), u32> {
+    /// `cuInit(0)`.
+    fn initialize(&self) -> Result<(), CallError> {
         // SAFETY: cuInit takes flags, which must be 0, and may be called from any thread, several times.
         match unsafe { (self.init)(0) } {
             SUCCESS => Ok(()),
-            code => Err(code),
+            code => Err(CallError::new("cuInit", code)),
         }
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::driver::ladder::How;
+    use crate::driver::library;
+
+    #[test]
+    fn a_driver_that_lacks_what_is_not_needed_is_accepted() {
+        let mut file =
+            fake_cuda::control::Control::find().expect("cargo builds the libraries beside the tests");
+        file.set_file_name("libfake_stub.so");
+        let older = library::open(How::Load, file.as_os_str()).unwrap();
+        let table = Table::of(&older).unwrap_or_else(|reason| panic!("{reason}"));
+        assert!(table.pointer_attributes.is_none() && table.stream_is_capturing.is_none());
+        assert!(table.exchange_capture_mode.is_none());
+        assert_eq!(
+            table.version().unwrap_err().to_string(),
+            "cuDriverGetVersion: CUDA_ERROR_STUB_LIBRARY (34)"
+        );
     }
 }

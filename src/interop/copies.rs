@@ -135,7 +135,7 @@ fn check_driver(driver: &Driver, stream: &Arc<CudaStream>) -> Result<(), Error> 
     let pool = driver.api().identity();
     stream.with_stream_ref(|stream| match stream.driver == pool {
         true => Ok(()),
-        false => Err(Error::ForeignStream { stream: stream.driver.name, pool: pool.name }),
+        false => Err(pool.refusal(stream.driver)),
     })
 }
 

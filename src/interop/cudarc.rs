@@ -4,7 +4,8 @@
 //! `bind_to_thread` does) takes an error that another thread of the application left there, so that the
 //! application never sees it.
 
-use crate::driver::{ContextHandle, KeepAlive, StreamHandle, cuda};
+use super::cudarc_library::identity_of_streams;
+use crate::driver::{ContextHandle, KeepAlive, StreamHandle};
 use crate::stream::{Keep, StreamRef, sealed::AsStreamRef};
 use cudarc::driver::CudaStream;
 
@@ -18,7 +19,7 @@ impl AsStreamRef for CudaStream {
             false => Keep::Owner(&owner),
         };
         look(&StreamRef {
-            driver: cuda::IDENTITY,
+            driver: identity_of_streams(),
             context: ContextHandle(context.cu_ctx() as usize),
             stream: StreamHandle(self.cu_stream() as usize),
             keep,
@@ -29,6 +30,7 @@ impl AsStreamRef for CudaStream {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
+    use crate::driver::DriverIdentity;
     use crate::driver::cuda_tests::{in_child_of_crate, is_child};
     use cudarc::driver::{CudaContext, DriverError, sys::CUresult};
     use fake_cuda::control::Control;
@@ -48,11 +50,13 @@ mod tests {
         let fake = Control::load().unwrap();
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
+        // The first look asks, once, which library cudarc calls.
+        stream.with_stream_ref(|seen| assert_eq!(seen.driver, DriverIdentity::CUDA));
         context.record_err(Err::<(), _>(DriverError(CUresult::CUDA_ERROR_LAUNCH_FAILED)));
         fake.reset_calls();
         let owners = Arc::strong_count(&context);
         stream.with_stream_ref(|seen| {
-            assert_eq!(seen.driver, cuda::IDENTITY);
+            assert_eq!(seen.driver, DriverIdentity::CUDA);
             assert_eq!(seen.context, ContextHandle(context.cu_ctx() as usize));
             assert_eq!(seen.stream, StreamHandle(stream.cu_stream() as usize));
             assert!(matches!(seen.keep, Keep::Primary(device) if device == context.cu_device()));

@@ -43,7 +43,7 @@ impl PoolBuilder {
             stream.with_stream_ref(|stream| {
                 let pool = home.driver.api().identity();
                 if stream.driver != pool {
-                    return Err(Error::ForeignStream { stream: stream.driver.name, pool: pool.name });
+                    return Err(pool.refusal(stream.driver));
                 }
                 home.contexts.of_stream(&home.driver, stream);
                 Ok(())

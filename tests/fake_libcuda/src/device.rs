@@ -80,3 +80,10 @@ pub(crate) fn is_stub() -> bool {
         LazyLock::new(|| std::env::var("FAKE_CUDA_STUB").is_ok_and(|value| value == "1"));
     *STUB
 }
+
+/// What every registration answers instead of registering, if it shall.
+pub(crate) fn refusal() -> Option<u32> {
+    static REFUSAL: LazyLock<Option<u32>> =
+        LazyLock::new(|| std::env::var("FAKE_CUDA_REFUSE").ok().and_then(|code| code.parse().ok()));
+    *REFUSAL
+}

@@ -13,7 +13,8 @@
 //! and pinpool use.
 //!
 //! Environment, read when the library is first called: `FAKE_CUDA_CLOCK=stepped` (default: real time),
-//! `FAKE_CUDA_STUB=1` (every function answers 34, as the toolkit's link-time stub does).
+//! `FAKE_CUDA_STUB=1` (every function answers 34, as the toolkit's link-time stub does), `FAKE_CUDA_REFUSE=801`
+//! (registering and unregistering answer that code; with 0 they answer success and do nothing).
 
 pub mod abi;
 pub mod control;

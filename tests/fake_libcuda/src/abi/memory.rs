@@ -1,6 +1,7 @@
 //! Device memory, page-locked host memory, and copies.
 
 use super::{INVALID_VALUE, exports, out, out_optional};
+use crate::device;
 use pinpool::sim::Cuda;
 use std::ffi::c_void;
 
@@ -47,8 +48,9 @@ exports! { functions:
     fn cuMemHostRegister(address: *mut u8, bytes: usize, flags: u32) |cuda|
         cuda.cu_mem_host_register(address, bytes, flags);
     fn cuMemHostRegister_v2(address: *mut u8, bytes: usize, flags: u32) |cuda|
-        cuda.cu_mem_host_register(address, bytes, flags);
-    fn cuMemHostUnregister(address: *mut u8) |cuda| cuda.cu_mem_host_unregister(address);
+        instead_of_registering().unwrap_or_else(|| cuda.cu_mem_host_register(address, bytes, flags));
+    fn cuMemHostUnregister(address: *mut u8) |cuda|
+        instead_of_registering().unwrap_or_else(|| cuda.cu_mem_host_unregister(address));
     fn cuMemHostAlloc(address: *mut *mut u8, bytes: usize, flags: u32) |cuda|
         out(address, || cuda.cu_mem_host_alloc(bytes, flags));
     fn cuMemAllocHost_v2(address: *mut *mut u8, bytes: usize) |cuda|
@@ -69,6 +71,12 @@ exports! { functions:
     };
     fn cuPointerGetAttributes(count: u32, attributes: *const u32, values: *const *mut c_void, address: u64) |cuda|
         all_attributes(cuda, count, attributes, values, address);
+}
+
+/// What `FAKE_CUDA_REFUSE` makes of a registration: a code, or with 0 a success that does nothing.
+fn instead_of_registering() -> Option<Result<(), u32>> {
+    let code: u32 = device::refusal()?;
+    Some(if code == 0 { Ok(()) } else { Err(code) })
 }
 
 /// The plural query succeeds on memory that the driver does not know, with values that say so.
