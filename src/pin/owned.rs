@@ -277,9 +277,7 @@ impl<C: Pinnable> Kept<C> {
 
 impl<C: Pinnable> Owner for Kept<C> {
     fn leaked(&mut self) {
-        if self.claim.settle(Outcome::Leaked) {
-            STATS.leaked(self.bytes());
-        }
+        self.claim.settle(Outcome::Leaked, || STATS.leaked(self.bytes()));
     }
 }
 
@@ -289,10 +287,8 @@ impl<C: Pinnable> Drop for Kept<C> {
         // SAFETY: the parts of a `Vec` that was forgotten in `new`; its memory is used by nobody else any more,
         // since the block that stood for it is gone, and this is the only drop.
         let vec = unsafe { Vec::from_raw_parts(pointer.as_ptr(), len, capacity) };
-        let was_pinned = self.claim.settle(Outcome::Freed(C::from_vec(vec)));
-        if was_pinned {
-            STATS.released(len * size_of::<C::Element>());
-        }
+        let released = || STATS.released(len * size_of::<C::Element>());
+        self.claim.settle(Outcome::Freed(C::from_vec(vec)), released);
     }
 }
 
@@ -330,18 +326,24 @@ impl<C> Claim<C> {
         self.state.lock().was_pinned = true;
     }
 
-    /// What became of the memory; frees it here unless it is wanted. Says whether it ever was pinned.
-    fn settle(&self, outcome: Outcome<C>) -> bool {
+    /// What became of the memory; frees it here unless it is wanted. Counts it if it ever was pinned: before
+    /// whoever wants it can look at the counts, and otherwise once it is freed.
+    fn settle(&self, outcome: Outcome<C>, count: impl FnOnce()) {
         let mut state = self.state.lock();
         let was_pinned = state.was_pinned;
         if state.is_wanted {
+            if was_pinned {
+                count();
+            }
             state.outcome = Some(outcome);
             self.settled.notify_all();
         } else {
             drop(state);
             drop(outcome);
+            if was_pinned {
+                count();
+            }
         }
-        was_pinned
     }
 
     /// Waits for what [`want`](Self::want)ed memory becomes: given back, or `None` when it is leaked.
