@@ -1,5 +1,6 @@
 //! The guard: what runs on a caller's thread between take and drop.
 
+mod flags;
 mod uses;
 
 use crate::block::{Fate, Out};
@@ -7,11 +8,11 @@ use crate::dirty::{Dirty, Writer};
 use crate::error::Error;
 use crate::home::Home;
 use crate::sync::Arc;
+use flags::Flags;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use uses::Flags;
-pub(crate) use uses::NotedWait;
+pub(crate) use uses::SlowWait;
 
 /// A page-aligned host buffer of a power-of-two length (or the exact one, from `take_exact`), page-locked
 /// when [`is_pinned`](Self::is_pinned) says so. Dropping it gives it back to its pool.
@@ -37,6 +38,10 @@ impl PinnedBuffer {
     pub(crate) fn new(home: Arc<Home>, block: Out, len: usize) -> Self {
         debug_assert!(len <= block.class().bytes());
         Self { block: Some(block), len, dirty: Dirty::Unknown, flags: Flags::default(), home }
+    }
+
+    pub(crate) fn home(&self) -> &Arc<Home> {
+        &self.home
     }
 
     #[inline]
@@ -193,12 +198,13 @@ impl Drop for PinnedBuffer {
             std::mem::forget(block);
             return;
         }
-        if self.flags.any_noted() {
+        if self.flags.any() {
             uses::settle_notes(home, &mut block, &self.flags);
         }
         // Without a record the thread's context is how the pool learns where work may be outstanding,
         // and where it may page-lock.
-        let unrecorded = block.uses().is_empty() && block.fate() == Fate::Recorded;
+        let unrecorded =
+            block.uses().is_empty() && matches!(block.fate(), Fate::Recorded | Fate::RecordFailed);
         let seen = if unrecorded { home.driver.api().current_context() } else { None };
         let dirty_bytes = self.dirty.bytes(self.len);
         let (class, pinned, epoch) = (block.class(), block.is_pinned(), home.epoch());

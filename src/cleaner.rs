@@ -30,9 +30,6 @@ use std::time::{Duration, Instant};
 const NAP_MIN: Duration = Duration::from_micros(5);
 const NAP_MAX: Duration = Duration::from_millis(1);
 
-/// Between two questions for tasks that wait for a buffer that is still out.
-const WATCH_NAP: Duration = Duration::from_micros(100);
-
 /// With nothing pending the cleaner goes on looking for this long, so that a drop wakes nobody.
 const AWAKE_WHILE_IDLE: Duration = Duration::from_millis(100);
 
@@ -128,8 +125,8 @@ impl Cleaner {
         }
         self.ingest();
         self.poll();
-        if self.home.has_watchers() {
-            self.home.poll_watchers();
+        if self.home.has_sleepers() {
+            self.home.wake_due();
         }
     }
 
@@ -367,15 +364,13 @@ impl Cleaner {
         if self.must_look() {
             return;
         }
+        let longest = self.home.next_wake().map_or(NAP_MAX, |due| due.clamp(NAP_MIN, NAP_MAX));
         let comes_back = self.release.has_backlog() || self.contexts.has_backlog() || self.is_ending();
         if let Some(age) = self.queues.youngest_head_age() {
             self.idle_since = None;
-            self.home.bell.nap((age / 8).clamp(NAP_MIN, NAP_MAX));
-        } else if self.home.has_watchers() {
-            self.idle_since = None;
-            self.home.bell.nap(WATCH_NAP);
-        } else if comes_back {
-            self.home.bell.nap(NAP_MAX);
+            self.home.bell.nap((age / 8).clamp(NAP_MIN, longest));
+        } else if comes_back || self.home.has_sleepers() {
+            self.home.bell.nap(longest);
         } else {
             self.rest_idle();
         }
@@ -391,7 +386,7 @@ impl Cleaner {
             self.home.bell.nap(self.idle_nap);
             self.idle_nap = (self.idle_nap * 2).min(NAP_MAX);
         } else {
-            self.home.bell.park(|| self.must_look() || self.is_ending());
+            self.home.bell.park(|| self.must_look() || self.is_ending() || self.home.has_sleepers());
             self.idle_since = None;
         }
     }

@@ -4,7 +4,7 @@ use crate::bell::{Bell, Ring};
 use crate::block::{Ready, Returned};
 use crate::config::Settings;
 use crate::contexts::Contexts;
-use crate::driver::{Driver, EventHandle, Severity};
+use crate::driver::{Driver, Severity};
 use crate::error::CallError;
 use crate::inbox::Inbox;
 use crate::os::ForkWord;
@@ -12,7 +12,6 @@ use crate::pending::Pending;
 use crate::shelf::Shelf;
 use crate::stats::{Counts, Stats};
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicUsize, Mutex, Ordering, Progress, thread};
-use smallvec::SmallVec;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -23,10 +22,11 @@ const REGISTRATION_PAUSE: Duration = Duration::from_secs(5);
 /// How many reasons for a quarantine are remembered for the shutdown report.
 const REASONS_KEPT: usize = 16;
 
-/// A task that waits for a buffer's events.
+/// A task that waits for a buffer, and is to be woken to ask again.
 #[derive(Debug)]
-struct Watcher {
-    events: SmallVec<[EventHandle; 2]>,
+struct Sleeper {
+    id: u64,
+    due: Instant,
     waker: Waker,
 }
 
@@ -60,8 +60,8 @@ pub(crate) struct Home {
     let_go: Mutex<Vec<Ready>>,
     stop: Mutex<Stop>,
     closing: AtomicBool,
-    watchers: Mutex<Vec<Watcher>>,
-    watcher_count: AtomicUsize,
+    sleepers: Mutex<Vec<Sleeper>>,
+    sleeper_count: AtomicUsize,
     context_wait_holds: AtomicUsize,
     cleaner_holds: AtomicUsize,
     cleaner_rests: AtomicBool,
@@ -109,8 +109,8 @@ impl Home {
             let_go: Mutex::default(),
             stop: Mutex::default(),
             closing: AtomicBool::new(false),
-            watchers: Mutex::default(),
-            watcher_count: AtomicUsize::new(0),
+            sleepers: Mutex::default(),
+            sleeper_count: AtomicUsize::new(0),
             context_wait_holds: AtomicUsize::new(0),
             cleaner_holds: AtomicUsize::new(0),
             cleaner_rests: AtomicBool::new(false),
@@ -347,39 +347,58 @@ impl Home {
         }
     }
 
-    /// Asks the cleaner to wake a task when all of these events may be complete. A task that asks again
-    /// replaces what it asked before.
-    pub(crate) fn watch(self: &Arc<Self>, events: SmallVec<[EventHandle; 2]>, waker: &Waker) {
-        let watcher = Watcher { events, waker: waker.clone() };
-        let mut watchers = self.watchers.lock();
-        match watchers.iter_mut().find(|other| other.waker.will_wake(waker) && other.events == watcher.events)
-        {
-            Some(other) => *other = watcher,
-            None => watchers.push(watcher),
+    /// Asks the cleaner to wake a task at that time, once; a later order with the same id replaces it.
+    pub(crate) fn wake_at(self: &Arc<Self>, id: u64, due: Instant, waker: &Waker) {
+        let sleeper = Sleeper { id, due, waker: waker.clone() };
+        let mut sleepers = self.sleepers.lock();
+        match sleepers.iter_mut().find(|other| other.id == id) {
+            Some(other) => *other = sleeper,
+            None => sleepers.push(sleeper),
         }
-        self.watcher_count.store(watchers.len(), Ordering::SeqCst);
-        drop(watchers);
+        self.sleeper_count.store(sleepers.len(), Ordering::SeqCst);
+        drop(sleepers);
         self.ring_hard();
+        if self.bell.is_stopped() {
+            // No thread could be started, or the one there was has just ended: the task asks again at once.
+            self.wake_sleepers(|_| true);
+        }
     }
 
-    pub(crate) fn has_watchers(&self) -> bool {
-        self.watcher_count.load(Ordering::SeqCst) > 0
+    /// Whether a task waits to be woken.
+    pub(crate) fn has_sleepers(&self) -> bool {
+        self.sleeper_count.load(Ordering::SeqCst) > 0
     }
 
-    /// Asks for every watcher, outside the lock, and wakes those whose events are complete or cannot be asked.
-    pub(crate) fn poll_watchers(&self) {
-        let is_over = |event: &EventHandle| self.driver.api().query_event(*event) != Ok(false);
-        let mut watchers = std::mem::take(&mut *self.watchers.lock());
-        watchers.retain(|watcher| {
-            let over = watcher.events.iter().all(is_over);
-            if over {
-                watcher.waker.wake_by_ref();
-            }
-            !over
-        });
-        let mut now = self.watchers.lock();
-        now.append(&mut watchers);
-        self.watcher_count.store(now.len(), Ordering::SeqCst);
+    /// How long until the next task is to be woken.
+    pub(crate) fn next_wake(&self) -> Option<Duration> {
+        if !self.has_sleepers() {
+            return None;
+        }
+        let due = self.sleepers.lock().iter().map(|sleeper| sleeper.due).min();
+        due.map(|due| due.saturating_duration_since(Instant::now()))
+    }
+
+    /// Wakes the tasks whose time has come.
+    pub(crate) fn wake_due(&self) {
+        let now = Instant::now();
+        self.wake_sleepers(|sleeper| sleeper.due <= now);
+    }
+
+    /// Wakes all tasks, before the thread that would do it ends: whoever still waits orders again.
+    pub(crate) fn wake_all(&self) {
+        self.wake_sleepers(|_| true);
+    }
+
+    fn wake_sleepers(&self, is_due: impl Fn(&Sleeper) -> bool) {
+        let due: Vec<Sleeper> = {
+            let mut sleepers = self.sleepers.lock();
+            let (due, left) = std::mem::take(&mut *sleepers).into_iter().partition(is_due);
+            *sleepers = left;
+            self.sleeper_count.store(sleepers.len(), Ordering::SeqCst);
+            due
+        };
+        // Outside the lock: a waker may run the task, which orders again.
+        due.into_iter().for_each(|sleeper| sleeper.waker.wake());
     }
 
     pub(crate) fn hold_context_waits(&self) {

@@ -30,7 +30,7 @@
 //! 0: code_name error sync
 //! 1: os size_class zero pages config stats
 //! 2: driver stream raw_stream sim
-//! 3: contexts notes events regions block dirty
+//! 3: contexts events notes regions block dirty
 //! 4: inbox bell pending shelf queues
 //! 5: home
 //! 6: registrar harvest buffer views waiting

@@ -1,32 +1,59 @@
-//! Waiting for a buffer in async code, whatever the runtime: the pool's cleaner polls anyway, so it wakes the task.
+//! Waiting for a buffer in async code, whatever the runtime: the pool's cleaner is the timer that wakes the task.
 
-use crate::buffer::{NotedWait, PinnedBuffer};
+use crate::buffer::{PinnedBuffer, SlowWait};
 use crate::error::Error;
-use crate::sync::{Arc, Mutex, thread};
+use crate::notes::Notes;
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, thread};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
-/// Resolves when all recorded and noted uses of a buffer are done; made by [`PinnedBuffer::done`].
+const NAP_MIN: Duration = Duration::from_micros(20);
+const NAP_MAX: Duration = Duration::from_millis(1);
+
+/// Resolves when the uses of a buffer that are recorded and noted are done; made by [`PinnedBuffer::done`].
 ///
-/// Needs no particular runtime. Polling it asks the driver; in between the pool's cleaner does, and wakes the task.
+/// Needs no particular runtime. Polling it asks the driver, without waiting; while something is outstanding, a
+/// thread of the pool wakes the task after naps that grow to a millisecond, and the task asks again. A use that
+/// only a context-wide wait can answer for (cudarc's own copies, until a record covers them) is waited for on a
+/// thread of its own.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Wait<'a> {
     buffer: &'a PinnedBuffer,
-    /// The context-wide wait that a thread makes for this one.
-    elsewhere: Option<Arc<Elsewhere>>,
+    id: u64,
+    nap: Duration,
+    slow: Slow,
+}
+
+/// How far the part that blocks in the driver is.
+#[derive(Debug)]
+enum Slow {
+    NotAsked,
+    Running(Arc<Elsewhere>),
+    Over(Notes),
+}
+
+/// A wait on another thread.
+#[derive(Debug, Default)]
+struct Elsewhere {
+    state: Mutex<ElsewhereState>,
 }
 
 #[derive(Debug, Default)]
-struct Elsewhere {
-    state: Mutex<(Option<Result<(), Error>>, Option<Waker>)>,
+struct ElsewhereState {
+    outcome: Option<Result<Notes, Error>>,
+    /// The latest poll's.
+    waker: Option<Waker>,
 }
 
 impl PinnedBuffer {
     /// The awaitable form of [`wait`](Self::wait).
     pub fn done(&self) -> Wait<'_> {
-        Wait { buffer: self, elsewhere: None }
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Wait { buffer: self, id, nap: NAP_MIN, slow: Slow::NotAsked }
     }
 }
 
@@ -36,53 +63,64 @@ impl Future for Wait<'_> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let waker = context.waker();
         let buffer = self.buffer;
-        if self.elsewhere.is_none()
-            && let Some(wait) = buffer.noted_wait()
-        {
-            self.elsewhere = Some(Elsewhere::start(wait));
+        if let Slow::NotAsked = self.slow {
+            self.slow = match buffer.slow_wait()? {
+                Some(wait) => Slow::Running(Elsewhere::start(wait)),
+                None => Slow::Over(Notes::new()),
+            };
         }
-        match self.elsewhere.as_ref().map(|elsewhere| elsewhere.poll(waker)) {
-            Some(Poll::Pending) => return Poll::Pending,
-            Some(Poll::Ready(Err(error))) => return Poll::Ready(Err(error)),
-            Some(Poll::Ready(Ok(()))) | None => {}
+        if let Slow::Running(elsewhere) = &self.slow {
+            match elsewhere.poll(waker) {
+                Poll::Ready(notes) => self.slow = Slow::Over(notes?),
+                Poll::Pending => return Poll::Pending,
+            }
         }
-        // Registered before the question, so that a completion in between wakes the task.
-        buffer.wake_when_done(waker);
-        match buffer.recorded_uses_are_done() {
-            Ok(true) => Poll::Ready(Ok(())),
-            Ok(false) => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
+        if buffer.recorded_uses_are_done()? {
+            if let Slow::Over(waited) = &self.slow {
+                buffer.waits_are_over(waited);
+            }
+            return Poll::Ready(Ok(()));
         }
+        // By time and not by the events, whose handles are the guard's: the wake-up may outlive both, and it
+        // comes whether or not the work ends between the question and this.
+        buffer.home().wake_at(self.id, Instant::now() + self.nap, waker);
+        self.nap = (self.nap * 2).min(NAP_MAX);
+        Poll::Pending
     }
 }
 
 impl Elsewhere {
-    /// For uses that only a blocking, context-wide wait can answer for: the task must not block, so a thread
-    /// of its own does. Rare: copies that record themselves note nothing.
-    fn start(wait: NotedWait) -> Arc<Self> {
+    /// For uses that only a blocking wait can answer for: the task must not block, so a thread of its own does.
+    /// Rare, since copies that record themselves note nothing.
+    fn start(wait: SlowWait) -> Arc<Self> {
         let elsewhere = Arc::new(Self::default());
         let ours = elsewhere.clone();
-        let body = move || {
-            let result = wait.block();
-            let mut state = ours.state.lock();
-            state.0 = Some(result);
-            if let Some(waker) = state.1.take() {
-                waker.wake();
-            }
-        };
+        let body = move || ours.finish(wait.block());
         if let Err(error) = thread::Builder::new().name("pinpool-wait".into()).spawn(body) {
-            let message = Error::Setting { name: "thread", problem: format!("a thread to wait on: {error}") };
-            elsewhere.state.lock().0 = Some(Err(message));
+            let problem = format!("a thread to wait on could not be started: {error}");
+            elsewhere.finish(Err(Error::Setting { name: "thread", problem }));
         }
         elsewhere
     }
 
-    fn poll(&self, waker: &Waker) -> Poll<Result<(), Error>> {
+    fn finish(&self, outcome: Result<Notes, Error>) {
+        let waker = {
+            let mut state = self.state.lock();
+            state.outcome = Some(outcome);
+            state.waker.take()
+        };
+        // Outside the lock: an executor may poll at once.
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    fn poll(&self, waker: &Waker) -> Poll<Result<Notes, Error>> {
         let mut state = self.state.lock();
-        match &state.0 {
-            Some(result) => Poll::Ready(result.clone()),
+        match &state.outcome {
+            Some(outcome) => Poll::Ready(outcome.clone()),
             None => {
-                state.1 = Some(waker.clone());
+                state.waker = Some(waker.clone());
                 Poll::Pending
             }
         }

@@ -1,19 +1,17 @@
 //! What a guard knows of the device work on its buffer: recorded uses, noted uses, and the waits for both.
 #![allow(unsafe_code)] // `assume_quiescent` is an unsafe promise of the caller's.
 
+use super::flags::{CAPTURED, CAPTURED_WRITE, FOREIGN, Flags, NOTED, RECORDED, WRITES};
 use super::{GONE, PinnedBuffer};
 use crate::block::{Fate, Out};
 use crate::dirty::Dirty;
-use crate::driver::{Driver, StreamHandle};
+use crate::driver::Driver;
 use crate::error::Error;
-use crate::events::{self, Use, with_relaxed_capture};
+use crate::events::{self, with_relaxed_capture};
 use crate::home::Home;
-use crate::notes::{self, Note, Noted, Notes};
-use crate::stream::{AsStream, Keep, StreamRef};
-use crate::sync::{Arc, AtomicBool, Ordering, thread};
-use smallvec::SmallVec;
-use std::task::Waker;
-use std::time::Duration;
+use crate::notes::{self, Note, Noted, Notes, nap_until};
+use crate::stream::{AsStream, StreamRef};
+use crate::sync::Arc;
 
 impl PinnedBuffer {
     /// Notes that everything enqueued on `stream` up to now may use the buffer.
@@ -32,6 +30,7 @@ impl PinnedBuffer {
     pub fn record_last_use(&mut self, stream: &impl AsStream) -> Result<(), Error> {
         let Self { home, block, flags, .. } = self;
         let block = block.as_mut().expect(GONE);
+        flags.add(RECORDED);
         let result = stream.with_stream_ref(|stream| {
             let pool = home.driver.api().identity();
             if stream.driver != pool {
@@ -39,8 +38,12 @@ impl PinnedBuffer {
             }
             let context = home.contexts.of_stream(&home.driver, stream);
             let used = events::record(&home.driver, context, stream)?;
-            if flags.any_noted() {
-                clear_covered_notes(home, block, flags, &used, stream);
+            if flags.has(NOTED) {
+                let mut notes = block.notes().lock();
+                notes::clear_covered(&home.driver, &mut notes, &used, stream.stream);
+                if notes.is_empty() {
+                    flags.remove(NOTED);
+                }
             }
             Ok(used)
         });
@@ -63,7 +66,7 @@ impl PinnedBuffer {
 
     /// Declares that no device work touches the buffer any more, so that its return waits for nothing.
     ///
-    /// Holds until the next record or mutable access.
+    /// Holds until the next record, noted copy or mutable access.
     ///
     /// # Safety
     ///
@@ -72,6 +75,7 @@ impl PinnedBuffer {
     /// Otherwise the pool zeroes, reuses or frees memory that the device still reads.
     pub unsafe fn assume_quiescent(&mut self) {
         self.flags = Flags::default();
+        self.flags.add(RECORDED);
         let block = self.block_mut();
         block.take_notes();
         block.prove();
@@ -79,33 +83,38 @@ impl PinnedBuffer {
 
     /// Whether all recorded and noted uses are done (`cuEventQuery`), without waiting.
     ///
-    /// False while a failed record leaves it unknown, and while a use is noted that only a context-wide wait
-    /// can answer (cudarc's own copies, until a record covers them). What was never noted is not counted.
+    /// False while a failed record leaves it unknown, after a capture, and while a use is noted that only a
+    /// context-wide wait can answer for (cudarc's own copies, until [`wait`](Self::wait) or a record covers
+    /// them). What was never noted is not counted.
     ///
     /// # Errors
     ///
     /// [`Error::Driver`] when the driver cannot say.
     pub fn is_quiescent(&self) -> Result<bool, Error> {
         match self.block().fate() {
-            Fate::Proven | Fate::ContextsIdle => Ok(true),
             Fate::RecordFailed | Fate::Captured => Ok(false),
-            Fate::Recorded if self.flags.any_noted() => Ok(false),
+            _ if self.flags.has(NOTED | FOREIGN | CAPTURED) => Ok(false),
+            Fate::Proven | Fate::ContextsIdle => Ok(true),
             Fate::Recorded => self.recorded_uses_are_done(),
         }
     }
 
     /// Blocks until all recorded and noted uses are done. Recorded ones are polled with naps, so it neither
-    /// spins nor needs a stream; for noted ones it waits for their contexts (`cuCtxSynchronize`).
+    /// spins nor needs a stream; for noted ones, and after a failed record, it waits for whole contexts
+    /// (`cuCtxSynchronize`).
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`] when the driver cannot say; the buffer stays safe.
+    /// [`Error::Driver`] when the driver cannot say; [`Error::Capturing`] when a copy was captured into a graph;
+    /// [`Error::ContextWaitsHeld`]. The buffer stays safe.
     pub fn wait(&self) -> Result<(), Error> {
-        if self.flags.any_noted() {
-            let notes = self.block().notes().lock().clone();
-            wait_for_notes(&self.home, &notes)?;
-        }
-        nap_until(|| self.recorded_uses_are_done())
+        let waited = match self.slow_wait()? {
+            Some(wait) => wait.block()?,
+            None => Notes::new(),
+        };
+        nap_until(|| self.recorded_uses_are_done())?;
+        self.waits_are_over(&waited);
+        Ok(())
     }
 
     pub(crate) fn recorded_uses_are_done(&self) -> Result<bool, Error> {
@@ -124,40 +133,38 @@ impl PinnedBuffer {
         })
     }
 
-    /// Before a write: the device must have read what it was told to read.
-    ///
-    /// Panics when the driver cannot say so and is not known to be gone: a write would put wrong bytes on
-    /// the device.
-    #[cold]
-    fn wait_before_write(&mut self) {
-        if let Err(error) = self.wait_for_all_recorded() {
-            self.unless_all_work_has_ended("written", &error);
+    /// What has to block in the driver before the recorded uses say that everything is done, if anything has.
+    pub(crate) fn slow_wait(&self) -> Result<Option<SlowWait>, Error> {
+        let fate = self.block().fate();
+        if fate == Fate::Captured || self.flags.has(CAPTURED) {
+            return Err(Error::Capturing);
         }
-        let failed = self.block().fate() == Fate::RecordFailed;
-        for used in self.block_mut().take_uses() {
-            if failed { events::discard(&self.home.driver, used) } else { events::recycle(used) }
+        let everything = fate == Fate::RecordFailed || self.flags.has(FOREIGN);
+        if !everything && !self.flags.has(NOTED) {
+            return Ok(None);
         }
-        // Every context was waited for, once: not again at each access.
-        self.block_mut().forgive();
+        let notes = self.block().notes().lock().clone();
+        Ok(Some(SlowWait { home: self.home.clone(), notes, everything }))
     }
 
-    /// The recorded events; where a record failed or an event cannot be asked, whole contexts.
-    fn wait_for_all_recorded(&self) -> Result<(), Error> {
-        if self.block().fate() != Fate::RecordFailed && nap_until(|| self.recorded_uses_are_done()).is_ok() {
-            return Ok(());
+    /// These notes were waited for, and the recorded uses are done.
+    pub(crate) fn waits_are_over(&self, waited: &[Note]) {
+        if !waited.is_empty() {
+            let mut notes = self.block().notes().lock();
+            notes::clear_waited(&mut notes, waited);
+            if notes.is_empty() {
+                self.flags.remove(NOTED);
+            }
         }
-        let home = &self.home;
-        with_relaxed_capture(&home.driver, || {
-            home.contexts.usable().iter().try_for_each(|context| context.synchronize(&home.driver))
-        })?;
-        Ok(())
+        // Only an exclusive reference notes a write of the device, so none is newer than the wait.
+        self.flags.remove(WRITES);
     }
 
     /// Before a read by the host: the device must have written what it was told to write.
     #[inline]
     pub(super) fn before_read(&self) {
-        if self.flags.writes {
-            self.before_noted_read();
+        if self.flags.has(WRITES | CAPTURED_WRITE) {
+            self.wait_before_read();
         }
     }
 
@@ -165,46 +172,79 @@ impl PinnedBuffer {
     ///
     /// When the driver cannot say whether the device has written, and is not known to be gone.
     #[cold]
-    fn before_noted_read(&self) {
-        if self.flags.writes_waited.load(Ordering::Acquire) {
-            return;
+    #[inline(never)]
+    fn wait_before_read(&self) {
+        assert!(
+            !self.flags.has(CAPTURED_WRITE),
+            "the buffer cannot be read: a copy into it was captured into a CUDA graph, which writes it at every \
+             replay; read it before the capture, or call `assume_quiescent` once that is right"
+        );
+        let waited = match self.slow_wait() {
+            // A captured copy *from* the buffer, which a read does not disturb: the write is waited for alone.
+            Err(Error::Capturing) => Some(self.slow_wait_in_spite_of_a_capture()),
+            Err(error) => return self.unless_all_work_has_ended("read", &error),
+            Ok(wait) => wait,
+        };
+        let waited = waited.map_or(Ok(Notes::new()), SlowWait::block);
+        match waited.and_then(|waited| nap_until(|| self.recorded_uses_are_done()).map(|()| waited)) {
+            Ok(waited) => self.waits_are_over(&waited),
+            Err(error) => self.unless_all_work_has_ended("read", &error),
         }
-        let notes: Notes = self.block().notes().lock().iter().filter(|note| note.writes).cloned().collect();
-        if let Err(error) = wait_for_notes(&self.home, &notes) {
-            self.unless_all_work_has_ended("read", &error);
-        }
-        self.flags.writes_waited.store(true, Ordering::Release);
     }
 
+    fn slow_wait_in_spite_of_a_capture(&self) -> SlowWait {
+        SlowWait {
+            home: self.home.clone(),
+            notes: self.block().notes().lock().clone(),
+            everything: self.flags.has(FOREIGN),
+        }
+    }
+
+    /// Before a write by the host, or by the device: everything that was noted must be over.
     #[inline]
     pub(super) fn before_write(&mut self) {
-        let Self { block, flags, .. } = self;
-        let block = block.as_ref().expect(GONE);
-        if flags.any_noted() || !block.uses().is_empty() || block.fate() != Fate::Recorded {
-            self.before_noted_write();
+        if self.flags.any() {
+            self.wait_before_write();
         }
     }
 
+    /// # Panics
+    ///
+    /// When the driver cannot say whether the device has read, and is not known to be gone: a write would put
+    /// wrong bytes on the device.
     #[cold]
-    fn before_noted_write(&mut self) {
+    #[inline(never)]
+    fn wait_before_write(&mut self) {
         assert!(
-            !self.flags.captured() && self.block().fate() != Fate::Captured,
+            !self.flags.has(CAPTURED) && self.block().fate() != Fate::Captured,
             "the buffer cannot be written: a copy of it was captured into a CUDA graph, which reads it again at \
              every replay; write it before the capture, or call `assume_quiescent` once that is right"
         );
-        self.block_mut().unprove();
-        if self.flags.any_noted() {
-            let notes = self.block_mut().take_notes();
-            if let Err(error) = wait_for_notes(&self.home, &notes) {
-                *self.block().notes().lock() = notes;
-                self.unless_all_work_has_ended("written", &error);
-            }
-            self.flags = Flags::default();
+        let waited = self.wait().or_else(|error| self.wait_for_contexts_instead(error));
+        if let Err(error) = waited {
+            self.unless_all_work_has_ended("written", &error);
         }
-        let block = self.block();
-        if !block.uses().is_empty() || block.fate() == Fate::RecordFailed {
-            self.wait_before_write();
+        // Whether pending or not, an event of a failed record says nothing.
+        let failed = self.block().fate() == Fate::RecordFailed;
+        for used in self.block_mut().take_uses() {
+            if failed { events::discard(&self.home.driver, used) } else { events::recycle(used) }
         }
+        // Every context was waited for, once: not again at each access.
+        let block = self.block_mut();
+        block.take_notes();
+        block.forgive();
+        block.unprove();
+        self.flags = Flags::default();
+    }
+
+    /// An event cannot be asked: the contexts can.
+    fn wait_for_contexts_instead(&mut self, error: Error) -> Result<(), Error> {
+        if self.block().uses().is_empty() || !matches!(error, Error::Driver(_)) {
+            return Err(error);
+        }
+        SlowWait { home: self.home.clone(), notes: Notes::new(), everything: true }.block().map(drop)?;
+        self.block_mut().worsen(Fate::RecordFailed);
+        Ok(())
     }
 
     fn unless_all_work_has_ended(&self, what: &str, error: &Error) {
@@ -214,156 +254,113 @@ impl PinnedBuffer {
     }
 
     /// Notes that a copy from the buffer is about to be enqueued on `stream`, by code that is not ours.
+    #[cfg(feature = "cudarc")]
     pub(crate) fn note_device_read(&self, stream: &impl AsStream) {
         stream.with_stream_ref(|stream| self.note(stream, false));
     }
 
     /// Notes that a copy into the buffer is about to be enqueued on `stream`, by code that is not ours. Waits
     /// for the uses noted before, whose bytes the copy would overwrite.
+    #[cfg(feature = "cudarc")]
     pub(crate) fn note_device_write(&mut self, stream: &impl AsStream) {
         self.before_write();
         self.dirty = Dirty::Everything;
         stream.with_stream_ref(|stream| self.note(stream, true));
-        self.flags.writes = true;
-        *self.flags.writes_waited.get_mut() = false;
     }
 
-    /// The context-wide waits that noted uses need, to be made on another thread.
-    pub(crate) fn noted_wait(&self) -> Option<NotedWait> {
-        let notes = self.flags.any_noted().then(|| self.block().notes().lock().clone())?;
-        Some(NotedWait { home: self.home.clone(), notes })
+    /// A copy into the buffer that will be recorded was enqueued: reads wait for it.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn device_writes(&mut self) {
+        self.flags.add(WRITES);
     }
 
-    /// Wakes the task when a recorded use may be done; the task asks again.
-    pub(crate) fn wake_when_done(&self, waker: &Waker) {
-        let events: SmallVec<_> = self.block().uses().iter().map(|used| used.event).collect();
-        if !events.is_empty() {
-            self.home.watch(events, waker);
-        }
-    }
-
-    fn note(&self, stream: &StreamRef<'_>, writes: bool) {
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn note(&self, stream: &StreamRef<'_>, writes: bool) {
         let home = &self.home;
-        if stream.driver != home.driver.api().identity() {
-            // A stream that the pool's driver does not know; on such a pool nothing is page-locked for it,
-            // and a copy from pageable memory is staged before its call returns.
+        let ours = stream.driver == home.driver.api().identity();
+        let noted = ours.then(|| Note::of(&home.driver, &home.contexts, stream));
+        if let Some(Noted::Captured) = noted {
+            // Also from pageable memory: a replay reads that too.
+            return self.flags.add(if writes { CAPTURED | CAPTURED_WRITE } else { CAPTURED });
+        }
+        // A copy of pageable memory is over with the host's side when its call returns, except where the
+        // device reaches pageable memory itself; without a device there is none.
+        let is_over_at_once = !self.block().is_pinned() && !home.contexts.any_reads_pageable(&home.driver);
+        if is_over_at_once || !home.device_in_use() {
             return;
         }
-        match Note::of(&home.driver, &home.contexts, stream, writes) {
-            Noted::Use(note) => {
-                notes::add(&mut self.block().notes().lock(), note);
-                self.flags.reads.store(true, Ordering::Release);
+        let also = if writes { WRITES } else { 0 };
+        match noted {
+            Some(Noted::Use(note)) => {
+                let mut notes = self.block().notes().lock();
+                notes::add(&mut notes, note);
+                self.flags.add(NOTED | also);
             }
-            Noted::Captured => self.flags.captured.store(true, Ordering::Release),
+            // It may be the same device under another name, for example with a pool over the runtime.
+            _ => self.flags.add(FOREIGN | also),
         }
     }
 }
 
-/// A wait for noted uses that another thread can make; it keeps the pool alive, not the buffer.
+/// The part of a wait that blocks in the driver; any thread can make it. It keeps the pool alive, not the buffer.
 #[derive(Debug)]
-pub(crate) struct NotedWait {
+pub(crate) struct SlowWait {
     home: Arc<Home>,
     notes: Notes,
+    /// Every context that is known, not only those of the notes.
+    everything: bool,
 }
 
-impl NotedWait {
-    pub(crate) fn block(self) -> Result<(), Error> {
-        wait_for_notes(&self.home, &self.notes)
+impl SlowWait {
+    /// Gives the notes that were waited for.
+    pub(crate) fn block(self) -> Result<Notes, Error> {
+        let Self { home, notes, everything } = self;
+        let driver = &home.driver;
+        let may_wait = || match home.context_waits_are_held() {
+            true => Err(Error::ContextWaitsHeld),
+            false => Ok(()),
+        };
+        if everything {
+            may_wait()?;
+            with_relaxed_capture(driver, || {
+                home.contexts.learn_active_primaries(driver);
+                home.contexts.usable().iter().try_for_each(|context| context.synchronize(driver))
+            })?;
+        } else {
+            notes::wait_for(driver, &notes, may_wait)?;
+        }
+        Ok(notes)
     }
 }
 
-/// What was noted on a guard, for the one test that an access makes.
-#[derive(Debug, Default)]
-pub(super) struct Flags {
-    /// Something is in the block's notes.
-    reads: AtomicBool,
-    /// A device write is among them. Plain, because only an exclusive reference notes one, so that reading
-    /// the buffer in a loop tests it once.
-    writes: bool,
-    /// The device writes were waited for, by a shared reference that could not clear `writes`.
-    writes_waited: AtomicBool,
-    captured: AtomicBool,
-}
-
-impl Flags {
-    #[inline]
-    pub(super) fn any_noted(&self) -> bool {
-        self.reads.load(Ordering::Relaxed) || self.captured.load(Ordering::Relaxed)
-    }
-
-    fn captured(&self) -> bool {
-        self.captured.load(Ordering::Acquire)
-    }
-}
-
-/// At the drop: notes on the default stream become exact events; others need a context-wide wait.
+/// At the drop: what the notes leave for the cleaner to wait for.
+///
+/// Where the caller recorded, the caller keeps track: a use noted on the default stream becomes an exact event
+/// there, and one on another stream needs its context. Where nobody recorded, a slice of the buffer may have been
+/// copied anywhere besides, so every context is waited for, as without a note.
 #[cold]
 pub(super) fn settle_notes(home: &Arc<Home>, block: &mut Out, flags: &Flags) {
-    if flags.captured() {
+    if flags.has(CAPTURED) {
         block.worsen(Fate::Captured);
     }
+    if flags.has(FOREIGN) {
+        block.worsen(Fate::RecordFailed);
+    }
+    let caller_records = !block.uses().is_empty();
     for note in block.take_notes() {
-        if !note.on_default_stream {
-            block.worsen(Fate::RecordFailed);
-            continue;
-        }
-        match record_default_stream(home, &note) {
-            Ok(used) => {
+        let exact = caller_records && note.on_default_stream;
+        match exact.then(|| notes::record_default_stream(&home.driver, &note)) {
+            Some(Ok(used)) => {
                 block.unprove();
                 block.add_use(used);
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 tracing::debug!(%error, "a use noted on the default stream waits for its context");
                 block.worsen(Fate::RecordFailed);
             }
+            None => block.worsen(Fate::RecordFailed),
         }
     }
-}
-
-/// An event on the legacy default stream stands for every copy made on it so far.
-fn record_default_stream(home: &Arc<Home>, note: &Note) -> Result<Use, Error> {
-    let context = note.context.clone();
-    let stream = StreamRef {
-        driver: home.driver.api().identity(),
-        context: context.handle,
-        stream: StreamHandle(0),
-        keep: Keep::Caller,
-    };
-    events::record(&home.driver, context, &stream)
-}
-
-/// A record on a stream stands for the uses noted on that stream before it, and for no others.
-fn clear_covered_notes(home: &Home, block: &Out, flags: &mut Flags, used: &Use, stream: &StreamRef<'_>) {
-    if let Ok(id) = home.driver.api().stream_id(stream.stream) {
-        let mut notes = block.notes().lock();
-        notes.retain(|note| !note.is_of(&used.context, id));
-        *flags.reads.get_mut() = !notes.is_empty();
-    }
-}
-
-fn wait_for_notes(home: &Arc<Home>, notes: &[Note]) -> Result<(), Error> {
-    let driver = &home.driver;
-    for note in notes {
-        let exact = if note.on_default_stream { record_default_stream(home, note).ok() } else { None };
-        match exact {
-            Some(used) => {
-                nap_until(|| Ok(with_relaxed_capture(driver, || events::is_complete(driver, &used))?))?;
-                events::recycle(used);
-            }
-            None => with_relaxed_capture(driver, || note.context.synchronize(driver))?,
-        }
-    }
-    Ok(())
-}
-
-/// Polls with naps that grow from 2 us to 0.5 ms.
-fn nap_until(mut done: impl FnMut() -> Result<bool, Error>) -> Result<(), Error> {
-    let mut nap = Duration::from_micros(2);
-    while !done()? {
-        thread::sleep(nap);
-        nap = (nap * 2).min(Duration::from_micros(500));
-    }
-    Ok(())
 }
 
 /// A buffer recorded again and again drops the events that are complete, so that they do not pile up.

@@ -4,6 +4,7 @@
 use crate::error::{CallError, Error};
 use crate::regions;
 use crate::sync::Mutex;
+use cudarc::driver::sys::CUstreamCaptureStatus;
 use cudarc::driver::{CudaStream, DevicePtrMut, result};
 use std::collections::BTreeSet;
 use std::panic::Location;
@@ -18,7 +19,8 @@ use std::sync::Arc;
 /// wait: copy from it with `copy_to`, or with cudarc's `memcpy_htod` and a view.) A source that crosses the edge
 /// of a page-locked region, which the driver refuses, is copied in pieces.
 ///
-/// So pinning a buffer somewhere can slow a forgotten copy, never corrupt it.
+/// So pinning a buffer somewhere can slow a forgotten copy, never corrupt it. On a stream that captures there is
+/// nothing to wait for: a replay of the graph reads the source then, whatever memory it is.
 ///
 /// # Errors
 ///
@@ -51,7 +53,13 @@ pub fn copy_h2d_async<D: DevicePtrMut<u8> + ?Sized>(
             break;
         }
     }
-    if pieces.iter().any(|piece| piece.pinned) {
+    // Asked again: somebody may have pinned it since, before the copy was enqueued.
+    let pinned = pieces.iter().any(|piece| piece.pinned) || regions::covering(src) != regions::Coverage::None;
+    // SAFETY: the stream is alive while it is borrowed.
+    let capturing = || unsafe { result::stream::is_capturing(stream.cu_stream()) };
+    if pinned
+        && !matches!(capturing(), Ok(status) if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    {
         warn_once(caller, src.len());
         // Also after an error: an earlier piece may be under way.
         // SAFETY: the stream is alive while it is borrowed.

@@ -3,7 +3,7 @@
 
 use crate::buffer::PinnedBuffer;
 use crate::contexts::with_current;
-use crate::driver::{ContextHandle, Driver};
+use crate::driver::{ContextHandle, Driver, StreamHandle};
 use crate::error::{CallError, Error};
 use crate::stream::sealed::AsStreamRef;
 use crate::views::bytes_of;
@@ -21,8 +21,9 @@ impl PinnedBuffer {
     /// # Errors
     ///
     /// [`Error::Range`] when the range does not lie in the buffer or the destination is shorter than it,
-    /// [`Error::ForeignStream`], [`Error::Driver`]. The buffer stays safe after an error: if the copy may have
-    /// been enqueued, it waits for its context.
+    /// [`Error::ForeignStream`], [`Error::Capturing`] while the stream captures (nothing is enqueued then),
+    /// [`Error::Driver`], also with an error that cudarc had stored in the context, as every copy of cudarc's
+    /// does. The buffer stays safe after an error: if the copy may have been enqueued, it waits for its context.
     pub fn copy_to<D: DevicePtrMut<u8> + ?Sized>(
         &mut self,
         range: impl RangeBounds<usize>,
@@ -40,13 +41,13 @@ impl PinnedBuffer {
         if source.is_empty() {
             return Ok(());
         }
-        let enqueued = in_context_of(&driver, stream, || {
+        let enqueued = enqueue(&driver, stream, || {
             let (address, _event_of_dst) = dst.device_ptr_mut(stream);
             // SAFETY: the destination is device memory of at least the source's length. The source stays
             // valid and unchanged until the copy is done: the guard is recorded below, and on an error marked.
             unsafe { result::memcpy_htod_async(address, source, stream.cu_stream()) }
-        });
-        self.after_enqueueing("cuMemcpyHtoDAsync_v2", enqueued, stream)
+        })?;
+        self.after_enqueueing("cuMemcpyHtoDAsync_v2", enqueued, stream, Direction::ToDevice)
     }
 
     /// As [`copy_to`](Self::copy_to), and gives the buffer back to its pool, so that nobody can write into memory
@@ -103,32 +104,40 @@ impl PinnedBuffer {
             return Ok(());
         }
         let destination = &mut self[..len];
-        let enqueued = in_context_of(&driver, stream, || {
+        let enqueued = enqueue(&driver, stream, || {
             let (address, _event_of_src) = src.device_ptr(stream);
             // SAFETY: the source is device memory of exactly the destination's length. Nobody reads or writes
             // the destination until the copy is done: the guard is inside `Pending`, and recorded or marked.
             unsafe { result::memcpy_dtoh_async(destination, address, stream.cu_stream()) }
-        });
-        self.after_enqueueing("cuMemcpyDtoHAsync_v2", enqueued, stream)
+        })?;
+        self.after_enqueueing("cuMemcpyDtoHAsync_v2", enqueued, stream, Direction::ToHost)
     }
 
     /// Records the copy; where it is not known whether it was enqueued, the buffer waits for its context.
     fn after_enqueueing(
         &mut self,
         call: &'static str,
-        enqueued: Result<Result<(), DriverError>, CallError>,
+        enqueued: Result<(), DriverError>,
         stream: &Arc<CudaStream>,
+        direction: Direction,
     ) -> Result<(), Error> {
-        // The context could not be made current: nothing was enqueued.
-        let enqueued = enqueued?;
+        if direction == Direction::ToHost {
+            self.device_writes();
+        }
         match enqueued {
             Ok(()) => self.record_last_use(stream),
             Err(error) => {
-                self.note_device_read(&**stream);
+                stream.with_stream_ref(|stream| self.note(stream, direction == Direction::ToHost));
                 Err(CallError::new(call, error.0 as u32).into())
             }
         }
     }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    ToDevice,
+    ToHost,
 }
 
 fn check_driver(driver: &Driver, stream: &Arc<CudaStream>) -> Result<(), Error> {
@@ -139,14 +148,26 @@ fn check_driver(driver: &Driver, stream: &Arc<CudaStream>) -> Result<(), Error> 
     })
 }
 
-/// With the stream's context current, and the caller's restored; not through cudarc's `bind_to_thread`, which
-/// would take an error that is stored for the application.
-fn in_context_of<R>(
+/// Enqueues with the stream's context current, and the caller's restored afterwards. Refuses beforehand where the
+/// copy could not be recorded, or could not be ordered after other work on its device memory.
+fn enqueue(
     driver: &Driver,
     stream: &Arc<CudaStream>,
-    action: impl FnOnce() -> R,
-) -> Result<R, CallError> {
-    with_current(driver, ContextHandle(stream.context().cu_ctx() as usize), action)
+    copy: impl FnOnce() -> Result<(), DriverError>,
+) -> Result<Result<(), DriverError>, Error> {
+    let context = ContextHandle(stream.context().cu_ctx() as usize);
+    with_current(driver, context, || {
+        // It gives out an error that is stored in the context, as before every copy of cudarc's own: with one
+        // stored, cudarc would skip the waits that order the copy after earlier work on the device memory.
+        stream
+            .context()
+            .bind_to_thread()
+            .map_err(|error| CallError::new("cuCtxSetCurrent", error.0 as u32))?;
+        if driver.api().is_capturing(StreamHandle(stream.cu_stream() as usize))? {
+            return Err(Error::Capturing);
+        }
+        Ok(copy())
+    })?
 }
 
 /// A copy from the device that is under way, with the buffer that it goes to.

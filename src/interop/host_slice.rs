@@ -18,8 +18,10 @@ impl HostSlice<u8> for PinnedBuffer {
     }
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [u8], SyncOnDrop<'a>) {
+        // Waits for the device's writes before the read is noted.
+        let bytes: &[u8] = self;
         self.note_device_read(stream);
-        (self, SyncOnDrop::Sync(None))
+        (bytes, SyncOnDrop::Sync(None))
     }
 
     unsafe fn stream_synced_mut_slice<'a>(
@@ -39,10 +41,11 @@ impl<T: Pod> HostSlice<T> for View<'_, T> {
     }
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
-        if !<[T]>::is_empty(self) {
+        let elements: &[T] = self;
+        if !elements.is_empty() {
             self.buffer().note_device_read(stream);
         }
-        (self, SyncOnDrop::Sync(None))
+        (elements, SyncOnDrop::Sync(None))
     }
 
     /// # Panics
@@ -59,10 +62,11 @@ impl<T: Pod> HostSlice<T> for ViewMut<'_, T> {
     }
 
     unsafe fn stream_synced_slice<'a>(&'a self, stream: &'a CudaStream) -> (&'a [T], SyncOnDrop<'a>) {
-        if !<[T]>::is_empty(self) {
+        let elements: &[T] = self;
+        if !elements.is_empty() {
             self.buffer().note_device_read(stream);
         }
-        (self, SyncOnDrop::Sync(None))
+        (elements, SyncOnDrop::Sync(None))
     }
 
     unsafe fn stream_synced_mut_slice<'a>(
@@ -86,8 +90,9 @@ impl<C: Pinnable> HostSlice<C::Element> for Pinned<C> {
         &'a self,
         stream: &'a CudaStream,
     ) -> (&'a [C::Element], SyncOnDrop<'a>) {
+        let elements: &[C::Element] = self;
         self.buffer().note_device_read(stream);
-        (self, SyncOnDrop::Sync(None))
+        (elements, SyncOnDrop::Sync(None))
     }
 
     unsafe fn stream_synced_mut_slice<'a>(
