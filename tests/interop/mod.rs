@@ -1,6 +1,7 @@
 //! What the tests of the cudarc integration share: the fake libcuda in steps, cudarc's context and stream on it,
 //! a pool, and the pressure that a buffer in flight must survive.
 #![allow(dead_code)] // Each test file uses its own part.
+#![allow(unsafe_code)] // Turning off the tracking of events is an unsafe promise.
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use fake_cuda::control::Control;
@@ -44,7 +45,7 @@ pub struct Rig {
     pub pool: PinnedPool,
     pub stream: Arc<CudaStream>,
     pub context: Arc<CudaContext>,
-    registered_before: usize,
+    pub registered_before: usize,
     pub fake: MutexGuard<'static, Control>,
 }
 
