@@ -6,6 +6,7 @@
 //!
 //! * [`take`] and the other functions here use the process-wide pool; [`PinnedPool`] is a pool of one's own.
 //! * [`PinnedBuffer`] says what may be done with a buffer, and what it costs to forget something.
+//! * [`safety`] says what each way to copy is known to be doing, and what the caller still owes.
 //! * [`architecture`] tells how it works and what it promises.
 //! * [`finding_cuda`] tells where CUDA's libraries are looked for, and what to do when page-locking does not engage.
 //! * With feature `sim`, `sim` is a simulated device, to test staging code on a machine without a GPU.
@@ -41,6 +42,9 @@
 
 #[doc = include_str!("../docs/architecture.md")]
 pub mod architecture {}
+
+#[doc = include_str!("../docs/safety.md")]
+pub mod safety {}
 
 #[doc = include_str!("../docs/finding-cuda.md")]
 pub mod finding_cuda {}
