@@ -5,6 +5,8 @@
 //! runs afterwards, so there is no point on the stream to record. A raw stream handle is never kept: the driver
 //! reuses handles. What is kept is the stream's id (`cuStreamGetId`), which it does not reuse.
 
+#![cfg_attr(not(feature = "cudarc"), allow(dead_code))] // Only its integration notes anything.
+
 use crate::contexts::{Context, Contexts, with_current};
 use crate::driver::{Driver, StreamHandle};
 use crate::error::Error;

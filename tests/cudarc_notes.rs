@@ -51,8 +51,8 @@ fn every_kind_of_write_waits_and_a_read_does_not() {
     type Write = fn(&mut pinpool::PinnedBuffer);
     let writes: [Write; 4] = [
         |buffer| buffer[0] = 9,
-        |buffer| drop(buffer.view_mut(..10)),
-        |buffer| drop(buffer.writer()),
+        |buffer| _ = buffer.view_mut(..10),
+        |buffer| _ = buffer.writer(),
         |buffer| buffer.as_mut_slice_of::<u64>().unwrap()[0] = 9,
     ];
     for write in writes {

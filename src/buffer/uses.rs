@@ -252,16 +252,18 @@ impl PinnedBuffer {
             panic!("the buffer cannot be {what}: whether the device is done with it is unknown: {error}");
         }
     }
+}
 
+/// What an integration notes.
+#[cfg_attr(not(feature = "cudarc"), allow(dead_code))] // cudarc's is the only one.
+impl PinnedBuffer {
     /// Notes that a copy from the buffer is about to be enqueued on `stream`, by code that is not ours.
-    #[cfg(feature = "cudarc")]
     pub(crate) fn note_device_read(&self, stream: &impl AsStream) {
         stream.with_stream_ref(|stream| self.note(stream, false));
     }
 
     /// Notes that a copy into the buffer is about to be enqueued on `stream`, by code that is not ours. Waits
     /// for the uses noted before, whose bytes the copy would overwrite.
-    #[cfg(feature = "cudarc")]
     pub(crate) fn note_device_write(&mut self, stream: &impl AsStream) {
         self.before_write();
         self.dirty = Dirty::Everything;
@@ -269,12 +271,10 @@ impl PinnedBuffer {
     }
 
     /// A copy into the buffer that will be recorded was enqueued: reads wait for it.
-    #[cfg(feature = "cudarc")]
     pub(crate) fn device_writes(&mut self) {
         self.flags.add(WRITES);
     }
 
-    #[cfg(feature = "cudarc")]
     pub(crate) fn note(&self, stream: &StreamRef<'_>, writes: bool) {
         let home = &self.home;
         let ours = stream.driver == home.driver.api().identity();
