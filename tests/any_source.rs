@@ -99,7 +99,7 @@ fn it_warns_once_for_each_place_it_is_called_from() {
     let rig = Rig::new(Mode::Untracked);
     let bytes = pattern(1, LEN);
     let mut device = rig.device(LEN);
-    let _noted = ExternalRegion::note(bytes.as_ptr(), LEN);
+    let noted = ExternalRegion::note(bytes.as_ptr(), LEN);
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
@@ -112,6 +112,7 @@ fn it_warns_once_for_each_place_it_is_called_from() {
     let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     assert_eq!(text.matches("no guard tracks").count(), 2, "{text}");
     assert_eq!(text.matches("any_source.rs").count(), 2, "it names the caller: {text}");
+    drop(noted);
     rig.finish();
 }
 

@@ -17,7 +17,7 @@ use pinpool::{Driver, PinnedBuffer};
 /// A way to copy a buffer to the device, with the drop of the guard.
 type Upload = fn(&Rig, PinnedBuffer, &mut CudaSlice<u8>);
 
-const UPLOADS: [(&str, Upload); 9] = [
+const UPLOADS: [(&str, Upload); 10] = [
     ("memcpy_htod of the guard", |rig, buffer, device| rig.stream.memcpy_htod(&buffer, device).unwrap()),
     ("memcpy_htod of a view", |rig, buffer, device| {
         rig.stream.memcpy_htod(&buffer.view(..device.len()), device).unwrap();
@@ -41,6 +41,12 @@ const UPLOADS: [(&str, Upload); 9] = [
     ("memcpy_htod and copy_to", |rig, mut buffer, device| {
         rig.stream.memcpy_htod(&buffer, device).unwrap();
         buffer.copy_to(.., &rig.stream, device).unwrap();
+    }),
+    ("memcpy_htod, and copy_to on another stream", |rig, mut buffer, device| {
+        rig.stream.memcpy_htod(&buffer, device).unwrap();
+        let other = rig.context.new_stream().unwrap();
+        let mut elsewhere = other.alloc_zeros::<u8>(buffer.len()).unwrap();
+        buffer.copy_to(.., &other, &mut elsewhere).unwrap();
     }),
     ("upload", |rig, buffer, device| buffer.upload(.., &rig.stream, device).unwrap()),
 ];

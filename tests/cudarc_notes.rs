@@ -197,9 +197,12 @@ fn two_contexts_and_one_pool_each_block_waits_for_its_own() {
         assert!(near.is_pinned() && other.is_pinned());
         near.copy_from_slice(&bytes[0]);
         other.copy_from_slice(&bytes[1]);
+        rig.context.bind_to_thread().unwrap();
         rig.hold();
         near.copy_to(.., &rig.stream, &mut device).unwrap();
         other.copy_to(.., &far_stream, &mut far_device).unwrap();
+        let current = cudarc::driver::result::ctx::get_current().unwrap();
+        assert_eq!(current, Some(rig.context.cu_ctx()), "the caller's context is restored");
         rig.fake.run_until_idle();
         assert!(other.is_quiescent().unwrap() && !near.is_quiescent().unwrap());
         let (held, free) = (near.as_ptr(), other.as_ptr());

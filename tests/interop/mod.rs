@@ -5,7 +5,7 @@
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
 use fake_cuda::control::Control;
-use pinpool::{Driver, PinnedBuffer, PinnedPool};
+use pinpool::{Driver, PinnedBuffer, PinnedPool, regions};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,7 @@ pub struct Rig {
     pub stream: Arc<CudaStream>,
     pub context: Arc<CudaContext>,
     pub registered_before: usize,
+    pub regions_before: usize,
     pub fake: MutexGuard<'static, Control>,
 }
 
@@ -62,9 +63,10 @@ impl Rig {
             unsafe { context.disable_event_tracking() };
         }
         let registered_before = fake.registered_bytes();
+        let regions_before = regions::live_count();
         let driver = Driver::cuda().unwrap();
         let builder = PinnedPool::builder().driver(driver).shutdown_timeout(PATIENCE);
-        Self { pool: builder.build().unwrap(), stream, context, registered_before, fake }
+        Self { pool: builder.build().unwrap(), stream, context, registered_before, regions_before, fake }
     }
 
     pub fn handle(&self) -> usize {
@@ -159,6 +161,7 @@ impl Rig {
         let stats = self.pool.stats();
         assert!(stats.is_balanced() && stats.registered_bytes == 0, "{stats:#?}");
         assert_eq!(self.registered(), 0);
+        assert_eq!(regions::live_count(), self.regions_before, "a region is not forgotten");
         self.fake.assert_clean();
     }
 }
