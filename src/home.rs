@@ -384,11 +384,6 @@ impl Home {
         self.wake_sleepers(|sleeper| sleeper.due <= now);
     }
 
-    /// Wakes all tasks, before the thread that would do it ends: whoever still waits orders again.
-    pub(crate) fn wake_all(&self) {
-        self.wake_sleepers(|_| true);
-    }
-
     fn wake_sleepers(&self, is_due: impl Fn(&Sleeper) -> bool) {
         let due: Vec<Sleeper> = {
             let mut sleepers = self.sleepers.lock();

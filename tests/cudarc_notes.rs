@@ -7,7 +7,7 @@
 mod interop;
 
 use cudarc::driver::CudaContext;
-use interop::{LEN, MODES, Mode, Rig, panic_of, pattern};
+use interop::{LEN, MODES, Mode, Rig, panic_of, pattern, until};
 use pinpool::{Driver, Error, PinnedPool};
 use std::time::Duration;
 
@@ -83,7 +83,16 @@ fn a_wait_by_itself_settles_the_notes_but_not_those_made_since() {
     rig.hold();
     rig.stream.memcpy_htod(&buffer, &mut device).unwrap();
     assert!(!buffer.is_quiescent().unwrap());
-    rig.release();
+    // While one thread waits, another copies again on the same stream.
+    rig.fake.reset_calls();
+    std::thread::scope(|scope| {
+        let wait = scope.spawn(|| buffer.wait().unwrap());
+        until("the wait", || rig.fake.calls("cuCtxSynchronize") > 0);
+        rig.stream.memcpy_htod(&buffer, &mut device).unwrap();
+        rig.release();
+        wait.join().unwrap();
+    });
+    assert!(!buffer.is_quiescent().unwrap(), "the newer note is settled with the older one");
     drop(buffer);
     rig.finish();
 }

@@ -44,7 +44,6 @@ impl Cleaner {
         if home.counts.registered_bytes() == 0 {
             home.contexts.release_unused(&home.driver);
         }
-        home.wake_all();
         let ends = home.bell.stop(|| {
             let arrivals = home.inbox.has_arrivals() || home.has_orders() || home.has_sleepers();
             arrivals || home.stop_orders() != order
