@@ -208,8 +208,13 @@ fn two_contexts_and_one_pool_each_block_waits_for_its_own() {
         other.copy_from_slice(&bytes[1]);
         rig.context.bind_to_thread().unwrap();
         rig.hold();
-        near.copy_to(.., &rig.stream, &mut device).unwrap();
-        other.copy_to(.., &far_stream, &mut far_device).unwrap();
+        // In turns, so that an event pool of both would give one context the other's event.
+        for far_is_next in [round % 2 == 1, round % 2 == 0] {
+            match far_is_next {
+                true => other.copy_to(.., &far_stream, &mut far_device).unwrap(),
+                false => near.copy_to(.., &rig.stream, &mut device).unwrap(),
+            }
+        }
         let current = cudarc::driver::result::ctx::get_current().unwrap();
         assert_eq!(current, Some(rig.context.cu_ctx()), "the caller's context is restored");
         rig.fake.run_until_idle();
