@@ -15,10 +15,11 @@ use crate::contexts::Context;
 use crate::driver::{ContextHandle, Driver, HostAccess};
 use crate::error::CallError;
 use crate::events::{self, Use};
+use crate::notes::Notes;
 use crate::pages::Pages;
 use crate::regions;
 use crate::size_class::SizeClass;
-use crate::sync::Arc;
+use crate::sync::{Arc, Mutex};
 use crate::zero;
 use smallvec::SmallVec;
 use std::mem::ManuallyDrop;
@@ -46,6 +47,8 @@ struct Body {
     /// Which shutdown the return is later than.
     generation: u32,
     uses: Uses,
+    /// Behind a lock, because an integration notes a read of the device through a shared reference.
+    notes: Mutex<Notes>,
     returned_at: Option<std::time::Instant>,
     /// The name of the pages in the record of page-locked regions, while they are registered.
     region: Option<regions::Token>,
@@ -139,6 +142,7 @@ impl Out {
             epoch: 0,
             generation: 0,
             uses: Uses::new(),
+            notes: Mutex::new(Notes::new()),
             returned_at: None,
             region: None,
         }))
@@ -154,6 +158,15 @@ impl Out {
 
     pub(crate) fn add_use(&mut self, used: Use) {
         self.0.uses.push(used);
+    }
+
+    /// Noted uses; the guard's flags say whether there are any.
+    pub(crate) fn notes(&self) -> &Mutex<Notes> {
+        &self.0.notes
+    }
+
+    pub(crate) fn take_notes(&mut self) -> Notes {
+        std::mem::take(self.0.notes.get_mut())
     }
 
     pub(crate) fn fate(&self) -> Fate {

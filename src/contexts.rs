@@ -254,13 +254,24 @@ pub(crate) fn with_current<R>(
         return Ok(action());
     }
     driver.api().set_current_context(Some(context))?;
-    let result = action();
-    // The thread's own context was valid a moment ago; if it cannot be restored, it is gone, and the
-    // thread's next call would have found that out too.
-    if let Err(error) = driver.api().set_current_context(before) {
-        tracing::debug!(%error, "a thread's context could not be restored");
+    let _restored = Restore { driver, before };
+    Ok(action())
+}
+
+/// Makes the thread's own context current again, also when a panic passes through.
+struct Restore<'a> {
+    driver: &'a Driver,
+    before: Option<ContextHandle>,
+}
+
+impl Drop for Restore<'_> {
+    fn drop(&mut self) {
+        // It was valid a moment ago; if it cannot be restored, it is gone, and the thread's next call would
+        // have found that out too.
+        if let Err(error) = self.driver.api().set_current_context(self.before) {
+            tracing::debug!(%error, "a thread's context could not be restored");
+        }
     }
-    Ok(result)
 }
 
 /// Retains the device's primary context if that is the given one.

@@ -54,6 +54,17 @@ pub enum Error {
         /// What is wrong, and what is accepted.
         problem: String,
     },
+    /// Only a context-wide wait could say whether the device is done with the buffer, and such waits are held.
+    ContextWaitsHeld,
+    /// A range does not lie in the buffer.
+    Range {
+        /// First element of the range.
+        start: usize,
+        /// One past its last.
+        end: usize,
+        /// Elements that there are.
+        len: usize,
+    },
     /// The bytes of a buffer cannot be seen as elements of this type.
     Layout {
         /// Bytes of the buffer.
@@ -106,6 +117,13 @@ impl fmt::Display for Error {
                  every replay, so no event can say when it is free",
             ),
             Error::Setting { name, problem } => write!(f, "{name}: {problem}"),
+            Error::ContextWaitsHeld => f.write_str(
+                "only a wait for a whole context could say whether the device is done with the buffer, and \
+                 `hold_context_waits` forbids those now; a use that was recorded needs none",
+            ),
+            Error::Range { start, end, len } => {
+                write!(f, "the range {start}..{end} does not lie in the {len} elements of the buffer")
+            }
             Error::Layout { bytes, element, element_bytes, problem } => {
                 write!(
                     f,

@@ -6,6 +6,7 @@
 //!
 //! * [`take`] and the other functions here use the process-wide pool; [`PinnedPool`] is a pool of one's own.
 //! * [`PinnedBuffer`] says what may be done with a buffer, and what it costs to forget something.
+//! * [`safety`] says what each way to copy is known to be doing, and what the caller still owes.
 //! * [`architecture`] tells how it works and what it promises.
 //! * [`pin`] page-locks memory that you own already; [`regions`] tells what is page-locked.
 //! * [`finding_cuda`] tells where CUDA's libraries are looked for, and what to do when page-locking does not engage.
@@ -31,10 +32,10 @@
 //! 0: code_name error sync
 //! 1: os size_class zero pages config stats
 //! 2: driver stream raw_stream sim
-//! 3: contexts events regions block dirty
+//! 3: contexts events notes regions block dirty
 //! 4: inbox bell pending shelf queues
 //! 5: home
-//! 6: registrar harvest buffer
+//! 6: registrar harvest buffer views waiting
 //! 7: lanes
 //! 8: cleaner
 //! 9: pool pin
@@ -42,6 +43,9 @@
 
 #[doc = include_str!("../docs/architecture.md")]
 pub mod architecture {}
+
+#[doc = include_str!("../docs/safety.md")]
+pub mod safety {}
 
 #[doc = include_str!("../docs/finding-cuda.md")]
 pub mod finding_cuda {}
@@ -67,6 +71,7 @@ mod block;
 mod contexts;
 mod dirty;
 mod events;
+mod notes;
 pub mod regions;
 
 mod bell;
@@ -80,6 +85,8 @@ mod home;
 mod buffer;
 mod harvest;
 mod registrar;
+mod views;
+mod waiting;
 
 mod lanes;
 
@@ -101,13 +108,15 @@ pub use global::{
     take, take_exact, take_pinned, take_unzeroed, trim_to, try_take,
 };
 #[cfg(feature = "cudarc")]
-pub use interop::check_cudarc;
+pub use interop::{Pending, check_cudarc, copy_h2d_async};
 #[cfg(feature = "sim")]
 pub use pool::CleanerHold;
 pub use pool::{ContextWaitHold, PinnedPool, PoolBuilder, ShutdownReport};
 pub use raw_stream::RawStream;
 pub use stats::{ClassStats, Stats};
 pub use stream::AsStream;
+pub use views::{View, ViewMut};
+pub use waiting::Wait;
 
 /// The README's example, compiled.
 #[cfg(all(doctest, feature = "cudarc"))]

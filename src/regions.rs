@@ -82,6 +82,32 @@ pub fn covering(bytes: &[u8]) -> Coverage {
     read(|regions| regions.coverage(start, start + bytes.len())).unwrap_or(Coverage::None)
 }
 
+/// A part of a slice that lies inside one region, or in none.
+#[cfg(feature = "cudarc")]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Piece {
+    /// Bytes of the slice.
+    pub(crate) range: std::ops::Range<usize>,
+    pub(crate) pinned: bool,
+}
+
+/// Cuts a slice at the edges of regions, so that no piece crosses one.
+#[cfg(feature = "cudarc")]
+pub(crate) fn pieces(bytes: &[u8]) -> smallvec::SmallVec<[Piece; 1]> {
+    let start = bytes.as_ptr() as usize;
+    let end = start + bytes.len();
+    let whole = || std::iter::once(Piece { range: 0..bytes.len(), pinned: false }).collect();
+    read(|regions| {
+        let edges = regions.edges_within(start, end);
+        let piece = |pair: &[usize]| Piece {
+            range: pair[0] - start..pair[1] - start,
+            pinned: regions.coverage(pair[0], pair[1]) != Coverage::None,
+        };
+        edges.windows(2).map(piece).collect()
+    })
+    .unwrap_or_else(whole)
+}
+
 /// How many regions are recorded now; several with one base are one.
 pub fn live_count() -> usize {
     read(Regions::count).unwrap_or(0)
@@ -248,6 +274,19 @@ impl Regions {
             }
         }
         coverage
+    }
+
+    /// `start`, every base and end strictly between, and `end`; sorted, each once.
+    #[cfg(feature = "cudarc")]
+    fn edges_within(&self, start: usize, end: usize) -> Vec<usize> {
+        let below = self.disjoint.range(..end).rev().take_while(|(_, region)| region.end > start);
+        let regions = below.map(|(_, region)| region).chain(&self.overlapping);
+        let inside =
+            regions.flat_map(|region| [region.base, region.end]).filter(|edge| start < *edge && *edge < end);
+        let mut edges: Vec<usize> = [start, end].into_iter().chain(inside).collect();
+        edges.sort_unstable();
+        edges.dedup();
+        edges
     }
 
     fn count(&self) -> usize {

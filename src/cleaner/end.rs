@@ -14,7 +14,7 @@ impl Cleaner {
     /// deadline has passed.
     pub(super) fn must_end(&self) -> bool {
         let home = &self.home;
-        if home.stop_deadline().is_none() && home.is_closing() {
+        if home.stop_deadline().is_none() && home.is_closing() && !home.has_sleepers() {
             home.order_stop(from_now(home.settings.shutdown_timeout));
         }
         let Some(deadline) = home.stop_deadline() else { return false };
@@ -55,8 +55,10 @@ impl Cleaner {
         for block in spared {
             home.inbox.push(block.class(), block);
         }
-        let ends =
-            home.bell.stop(|| home.inbox.has_arrivals() || home.has_orders() || home.stop_orders() != order);
+        let ends = home.bell.stop(|| {
+            let arrivals = home.inbox.has_arrivals() || home.has_orders() || home.has_sleepers();
+            arrivals || home.stop_orders() != order
+        });
         home.stop_is_done(order, ends);
         ends
     }

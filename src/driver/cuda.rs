@@ -201,6 +201,16 @@ impl DriverApi for CudaDriver {
         Ok(status != 0)
     }
 
+    fn stream_id(&self, stream: StreamHandle) -> Result<u64, CallError> {
+        let table = table("cuStreamGetId")?;
+        // Drivers before 12.0 lack it; a note is then cleared by no record, and waits for its context.
+        let Some(stream_id) = table.stream_id else { return Err(CallError::new("cuStreamGetId", NOT_FOUND)) };
+        let mut id = 0;
+        // SAFETY: cuStreamGetId takes a stream that the caller holds and writes one number.
+        check("cuStreamGetId", unsafe { stream_id(stream.0, &mut id) })?;
+        Ok(id)
+    }
+
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode, CallError> {
         let table = table("cuThreadExchangeStreamCaptureMode")?;
         let Some(exchange) = table.exchange_capture_mode else { return Ok(CaptureMode::Global) };

@@ -208,6 +208,10 @@ impl DriverApi for Injected {
         Ok(false)
     }
 
+    fn stream_id(&self, _: StreamHandle) -> Result<u64, CallError> {
+        self.unsupported("cuStreamGetId")
+    }
+
     fn exchange_capture_mode(&self, _: CaptureMode) -> Result<CaptureMode, CallError> {
         Ok(CaptureMode::Relaxed)
     }

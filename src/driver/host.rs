@@ -65,6 +65,9 @@ impl DriverApi for HostDriver {
     fn is_capturing(&self, _: StreamHandle) -> Result<bool, CallError> {
         no_device("cuStreamIsCapturing")
     }
+    fn stream_id(&self, _: StreamHandle) -> Result<u64, CallError> {
+        no_device("cuStreamGetId")
+    }
     fn exchange_capture_mode(&self, _: CaptureMode) -> Result<CaptureMode, CallError> {
         Ok(CaptureMode::Global)
     }

@@ -297,6 +297,10 @@ pub(crate) trait DriverApi: Send + Sync + fmt::Debug {
     /// `cuStreamIsCapturing`: true for an active or an invalidated capture.
     fn is_capturing(&self, stream: StreamHandle) -> Result<bool, CallError>;
 
+    /// `cuStreamGetId`: a number that no other stream of the process ever has. Asked only after `is_capturing`,
+    /// because on a capturing stream it may break the capture.
+    fn stream_id(&self, stream: StreamHandle) -> Result<u64, CallError>;
+
     /// `cuThreadExchangeStreamCaptureMode`; gives the mode that the thread had.
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode, CallError>;
 

@@ -30,6 +30,7 @@ const SUCCESS: u32 = 0;
 const INITIALIZATION_ERROR: u32 = 3;
 const INVALID_DEVICE: u32 = 101;
 const NOT_READY: u32 = 600;
+const NOT_SUPPORTED: u32 = 801;
 
 const EVENT_DISABLE_TIMING: u32 = 2;
 const HOST_REGISTER_PORTABLE: u32 = 1;
@@ -248,6 +249,11 @@ impl DriverApi for RuntimeDriver {
         // SAFETY: cudaStreamIsCapturing takes a stream that the caller holds and writes one enum.
         table.call("cudaStreamIsCapturing", || unsafe { is_capturing(stream.0, &mut status) })?;
         Ok(status != 0)
+    }
+
+    /// Not asked: `cudaStreamGetId` came with CUDA 12, and who notes uses has the driver's streams.
+    fn stream_id(&self, _: StreamHandle) -> Result<u64, CallError> {
+        Err(CallError::new("cudaStreamGetId", NOT_SUPPORTED))
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode, CallError> {

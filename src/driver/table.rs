@@ -78,6 +78,7 @@ entry_points! {
     }
     optional {
         stream_is_capturing = "cuStreamIsCapturing"(usize, *mut u32);
+        stream_id = "cuStreamGetId"(usize, *mut u64);
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(*mut u32);
         pointer_attributes = "cuPointerGetAttributes"(u32, *const u32, *const *mut u64, u64);
     }

@@ -72,6 +72,17 @@ pub struct Pinned<C: Pinnable> {
     driver: Driver,
 }
 
+#[cfg(feature = "cudarc")]
+impl<C: Pinnable> Pinned<C> {
+    pub(crate) fn buffer(&self) -> &PinnedBuffer {
+        &self.buffer
+    }
+
+    pub(crate) fn buffer_mut(&mut self) -> &mut PinnedBuffer {
+        &mut self.buffer
+    }
+}
+
 impl<C: Pinnable> Pinned<C> {
     /// Page-locks the memory of a `Vec` (its length, not its spare capacity) or of a boxed slice.
     ///

@@ -126,6 +126,10 @@ impl DriverApi for SimDriver {
         named(Call::StreamIsCapturing, status).map(|status| status != 0)
     }
 
+    fn stream_id(&self, stream: StreamHandle) -> Result<u64, CallError> {
+        named(Call::StreamGetId, self.cuda.cu_stream_get_id(stream.0))
+    }
+
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode, CallError> {
         let old = self.cuda.cu_thread_exchange_stream_capture_mode(mode as u32);
         named(Call::ThreadExchangeCaptureMode, old).map(|old| match old {

@@ -157,6 +157,13 @@ impl Core {
         self.work_became_runnable();
     }
 
+    /// What the stream says of itself when it is asked whether it captures.
+    pub(super) fn pretend_capture(&self, stream: usize, is_capturing: bool) {
+        let mut state = self.state.lock();
+        let slot = self.controlled_slot(&mut state, stream);
+        state.streams[slot].says_capturing = is_capturing;
+    }
+
     /// Enqueues an operation that only takes time.
     pub(super) fn stall(&self, stream: usize, duration: Duration) {
         let mut state = self.state.lock();

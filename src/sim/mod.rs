@@ -174,6 +174,15 @@ impl Sim {
         self.core().set_held(stream, false);
     }
 
+    /// From now on the stream says that it captures a graph, or that it does not. It captures nothing: what is
+    /// enqueued is executed.
+    ///
+    /// # Panics
+    /// When there is no such stream.
+    pub fn pretend_capture(&self, stream: usize, is_capturing: bool) {
+        self.core().pretend_capture(stream, is_capturing);
+    }
+
     /// Enqueues an operation that takes this long in real time, and one step on the stepped clock.
     ///
     /// # Panics

@@ -33,6 +33,8 @@ pub(super) struct Stream {
     /// The sequence number up to which everything is done.
     pub(super) completed: u64,
     pub(super) is_held: bool,
+    /// What `cuStreamIsCapturing` shall say.
+    pub(super) says_capturing: bool,
     /// The head of the queue is being executed, without the device's mutex.
     pub(super) is_running: bool,
     /// Destroyed by the application; goes away when its work is done.
@@ -99,6 +101,7 @@ impl State {
             enqueued: 0,
             completed: 0,
             is_held: false,
+            says_capturing: false,
             is_running: false,
             is_destroyed: false,
         };
@@ -293,13 +296,14 @@ impl Cuda {
         Ok(())
     }
 
-    /// `cuStreamIsCapturing`: always 0 (none); captures are not simulated yet.
+    /// `cuStreamIsCapturing`: 0 (none), or 1 (active) while [`Sim::pretend_capture`](super::Sim::pretend_capture)
+    /// says so; captures are not simulated yet.
     pub fn cu_stream_is_capturing(&self, stream: usize) -> Result<u32, u32> {
         let core = self.core();
         let thread = core.enter(Call::StreamIsCapturing, 0)?;
         let mut state = core.state.lock();
-        core.stream_slot(&mut state, thread, stream)?;
-        Ok(0)
+        let slot = core.stream_slot(&mut state, thread, stream)?;
+        Ok(u32::from(state.streams[slot].says_capturing))
     }
 
     /// `cuStreamGetId`: never reused, unlike the handle.

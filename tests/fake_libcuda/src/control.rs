@@ -79,6 +79,11 @@ impl Control {
         call!(self.fake_cuda_release(stream => usize))
     }
 
+    /// From now on the stream says that it captures a graph, or that it does not. It captures nothing.
+    pub fn pretend_capture(&self, stream: usize, is_capturing: bool) {
+        call!(self.fake_cuda_pretend_capture(stream => usize, is_capturing => bool))
+    }
+
     /// Enqueues an operation that takes this long.
     pub fn stall(&self, stream: usize, duration: Duration) {
         call!(self.fake_cuda_stall(stream => usize, nanoseconds(duration) => u64))

@@ -30,6 +30,11 @@ controls! {
     /// Ends a hold.
     fn fake_cuda_release(stream: usize) -> () { device::sim().release(stream) }
 
+    /// From now on the stream says that it captures a graph, or that it does not.
+    fn fake_cuda_pretend_capture(stream: usize, is_capturing: bool) -> () {
+        device::sim().pretend_capture(stream, is_capturing)
+    }
+
     /// Enqueues an operation that takes this long.
     fn fake_cuda_stall(stream: usize, ns: u64) -> () { device::sim().stall(stream, Duration::from_nanos(ns)) }
 

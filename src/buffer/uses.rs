@@ -1,0 +1,394 @@
+//! What a guard knows of the device work on its buffer: recorded uses, noted uses, and the waits for both.
+#![allow(unsafe_code)] // `assume_quiescent` is an unsafe promise of the caller's.
+
+use super::flags::{CAPTURED, CAPTURED_WRITE, FOREIGN, Flags, NOTED, RECORDED, WRITES};
+use super::{GONE, PinnedBuffer};
+use crate::block::{Fate, Out};
+use crate::contexts::Context;
+use crate::dirty::Dirty;
+use crate::driver::{Driver, Severity};
+use crate::error::{CallError, Error};
+use crate::events::{self, with_relaxed_capture};
+use crate::home::Home;
+use crate::notes::{self, Note, Noted, Notes, nap_until};
+use crate::stream::{AsStream, StreamRef};
+use crate::sync::Arc;
+
+impl PinnedBuffer {
+    /// Notes that everything enqueued on `stream` up to now may use the buffer.
+    ///
+    /// Records a pooled event (`cuEventRecord`, timing disabled) that the pool waits for after the drop.
+    /// May be called for several streams, and several times for one. Call it after the copy was
+    /// enqueued; a copy on another stream needs a record of its own. The per-thread default stream
+    /// must be recorded on the thread that uses it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ForeignStream`] for a stream of another driver than the pool's, [`Error::Capturing`]
+    /// while the stream captures a graph, [`Error::Driver`] when the driver refuses. The buffer stays
+    /// safe after an error: it then waits for every context at its drop, or is never reused after a
+    /// capture.
+    pub fn record_last_use(&mut self, stream: &impl AsStream) -> Result<(), Error> {
+        let Self { home, block, flags, .. } = self;
+        let block = block.as_mut().expect(GONE);
+        flags.add(RECORDED);
+        let result = stream.with_stream_ref(|stream| {
+            let pool = home.driver.api().identity();
+            if stream.driver != pool {
+                return Err(pool.refusal(stream.driver));
+            }
+            let context = home.contexts.of_stream(&home.driver, stream);
+            let used = events::record(&home.driver, context, stream)?;
+            if flags.has(NOTED) {
+                let mut notes = block.notes().lock();
+                notes::clear_covered(&home.driver, &mut notes, &used, stream.stream);
+                if notes.is_empty() {
+                    flags.remove(NOTED);
+                }
+            }
+            Ok(used)
+        });
+        match result {
+            Ok(used) => {
+                block.unprove();
+                block.add_use(used);
+                if block.uses().len() > USES_BEFORE_PRUNING {
+                    prune(&home.driver, block);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                home.counts.record_failures.add(1);
+                block.worsen(if error == Error::Capturing { Fate::Captured } else { Fate::RecordFailed });
+                Err(error)
+            }
+        }
+    }
+
+    /// Declares that no device work touches the buffer any more, so that its return waits for nothing.
+    ///
+    /// Holds until the next record, noted copy or mutable access.
+    ///
+    /// # Safety
+    ///
+    /// Every copy, kernel or graph that reads or writes this memory must have completed, for example
+    /// because its stream was synchronised, and none may be enqueued afterwards without a record.
+    /// Otherwise the pool zeroes, reuses or frees memory that the device still reads.
+    pub unsafe fn assume_quiescent(&mut self) {
+        self.flags = Flags::default();
+        self.flags.add(RECORDED);
+        let block = self.block_mut();
+        block.take_notes();
+        block.prove();
+    }
+
+    /// Whether all recorded and noted uses are done (`cuEventQuery`), without waiting.
+    ///
+    /// False while a failed record leaves it unknown, after a capture, and while a use is noted that only a
+    /// context-wide wait can answer for (cudarc's own copies, until [`wait`](Self::wait) or a record covers
+    /// them). What was never noted is not counted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] when the driver cannot say.
+    pub fn is_quiescent(&self) -> Result<bool, Error> {
+        match self.block().fate() {
+            Fate::RecordFailed | Fate::Captured => Ok(false),
+            _ if self.flags.has(NOTED | FOREIGN | CAPTURED) => Ok(false),
+            Fate::Proven | Fate::ContextsIdle => Ok(true),
+            Fate::Recorded => self.recorded_uses_are_done(),
+        }
+    }
+
+    /// Blocks until all recorded and noted uses are done. Recorded ones are polled with naps, so it neither
+    /// spins nor needs a stream; for noted ones, and after a failed record, it waits for whole contexts
+    /// (`cuCtxSynchronize`).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Driver`] when the driver cannot say; [`Error::Capturing`] when a copy was captured into a graph;
+    /// [`Error::ContextWaitsHeld`]. The buffer stays safe.
+    pub fn wait(&self) -> Result<(), Error> {
+        let waited = match self.slow_wait()? {
+            Some(wait) => wait.block()?,
+            None => Notes::new(),
+        };
+        nap_until(|| self.recorded_uses_are_done())?;
+        self.waits_are_over(&waited);
+        Ok(())
+    }
+
+    pub(crate) fn recorded_uses_are_done(&self) -> Result<bool, Error> {
+        let uses = self.block().uses();
+        if uses.is_empty() {
+            return Ok(true);
+        }
+        let driver = &self.home.driver;
+        with_relaxed_capture(driver, || {
+            for used in uses {
+                if !events::is_complete(driver, used)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        })
+    }
+
+    /// What has to block in the driver before the recorded uses say that everything is done, if anything has.
+    pub(crate) fn slow_wait(&self) -> Result<Option<SlowWait>, Error> {
+        let fate = self.block().fate();
+        if fate == Fate::Captured || self.flags.has(CAPTURED) {
+            return Err(Error::Capturing);
+        }
+        let everything = fate == Fate::RecordFailed || self.flags.has(FOREIGN);
+        if !everything && !self.flags.has(NOTED) {
+            return Ok(None);
+        }
+        let notes = self.block().notes().lock().clone();
+        Ok(Some(SlowWait { home: self.home.clone(), notes, everything }))
+    }
+
+    /// These notes were waited for, and the recorded uses are done.
+    pub(crate) fn waits_are_over(&self, waited: &[Note]) {
+        if !waited.is_empty() {
+            let mut notes = self.block().notes().lock();
+            notes::clear_waited(&mut notes, waited);
+            if notes.is_empty() {
+                self.flags.remove(NOTED);
+            }
+        }
+        // Only an exclusive reference notes a write of the device, so none is newer than the wait.
+        self.flags.remove(WRITES);
+    }
+
+    /// Before a read by the host: the device must have written what it was told to write.
+    #[inline]
+    pub(super) fn before_read(&self) {
+        if self.flags.has(WRITES | CAPTURED_WRITE) {
+            self.wait_before_read();
+        }
+    }
+
+    /// # Panics
+    ///
+    /// When the driver cannot say whether the device has written, and is not known to be gone.
+    #[cold]
+    #[inline(never)]
+    fn wait_before_read(&self) {
+        assert!(
+            !self.flags.has(CAPTURED_WRITE),
+            "the buffer cannot be read: a copy into it was captured into a CUDA graph, which writes it at every \
+             replay; read it before the capture, or call `assume_quiescent` once that is right"
+        );
+        let waited = match self.slow_wait() {
+            // A captured copy *from* the buffer, which a read does not disturb: the write is waited for alone.
+            Err(Error::Capturing) => Some(self.slow_wait_in_spite_of_a_capture()),
+            Err(error) => return self.unless_all_work_has_ended("read", &error),
+            Ok(wait) => wait,
+        };
+        let waited = waited.map_or(Ok(Notes::new()), SlowWait::block);
+        match waited.and_then(|waited| nap_until(|| self.recorded_uses_are_done()).map(|()| waited)) {
+            Ok(waited) => self.waits_are_over(&waited),
+            Err(error) => self.unless_all_work_has_ended("read", &error),
+        }
+    }
+
+    fn slow_wait_in_spite_of_a_capture(&self) -> SlowWait {
+        SlowWait {
+            home: self.home.clone(),
+            notes: self.block().notes().lock().clone(),
+            everything: self.flags.has(FOREIGN),
+        }
+    }
+
+    /// Before a write by the host, or by the device: everything that was noted must be over.
+    #[inline]
+    pub(super) fn before_write(&mut self) {
+        if self.flags.any() {
+            self.wait_before_write();
+        }
+    }
+
+    /// # Panics
+    ///
+    /// When the driver cannot say whether the device has read, and is not known to be gone: a write would put
+    /// wrong bytes on the device.
+    #[cold]
+    #[inline(never)]
+    fn wait_before_write(&mut self) {
+        assert!(
+            !self.flags.has(CAPTURED) && self.block().fate() != Fate::Captured,
+            "the buffer cannot be written: a copy of it was captured into a CUDA graph, which reads it again at \
+             every replay; write it before the capture, or call `assume_quiescent` once that is right"
+        );
+        let waited = self.wait().or_else(|error| self.wait_for_contexts_instead(error));
+        if let Err(error) = waited {
+            self.unless_all_work_has_ended("written", &error);
+        }
+        // Whether pending or not, an event of a failed record says nothing.
+        let failed = self.block().fate() == Fate::RecordFailed;
+        for used in self.block_mut().take_uses() {
+            if failed { events::discard(&self.home.driver, used) } else { events::recycle(used) }
+        }
+        // Every context was waited for, once: not again at each access.
+        let block = self.block_mut();
+        block.take_notes();
+        block.forgive();
+        block.unprove();
+        self.flags = Flags::default();
+    }
+
+    /// An event cannot be asked: the contexts can.
+    fn wait_for_contexts_instead(&mut self, error: Error) -> Result<(), Error> {
+        if self.block().uses().is_empty() || !matches!(error, Error::Driver(_)) {
+            return Err(error);
+        }
+        SlowWait { home: self.home.clone(), notes: Notes::new(), everything: true }.block().map(drop)?;
+        self.block_mut().worsen(Fate::RecordFailed);
+        Ok(())
+    }
+
+    fn unless_all_work_has_ended(&self, what: &str, error: &Error) {
+        if !matches!(error, Error::Driver(call) if self.home.note_device_error(call).ends_all_work()) {
+            panic!("the buffer cannot be {what}: whether the device is done with it is unknown: {error}");
+        }
+    }
+}
+
+/// What an integration notes.
+#[cfg_attr(not(feature = "cudarc"), allow(dead_code))] // cudarc's is the only one.
+impl PinnedBuffer {
+    /// Notes that a copy from the buffer is about to be enqueued on `stream`, by code that is not ours.
+    pub(crate) fn note_device_read(&self, stream: &impl AsStream) {
+        stream.with_stream_ref(|stream| self.note(stream, false));
+    }
+
+    /// Notes that a copy into the buffer is about to be enqueued on `stream`, by code that is not ours. Waits
+    /// for the uses noted before, whose bytes the copy would overwrite.
+    pub(crate) fn note_device_write(&mut self, stream: &impl AsStream) {
+        self.before_write();
+        self.dirty = Dirty::Everything;
+        stream.with_stream_ref(|stream| self.note(stream, true));
+    }
+
+    /// A copy into the buffer that will be recorded was enqueued: reads wait for it.
+    pub(crate) fn device_writes(&mut self) {
+        self.flags.add(WRITES);
+    }
+
+    pub(crate) fn note(&self, stream: &StreamRef<'_>, writes: bool) {
+        let home = &self.home;
+        let ours = stream.driver == home.driver.api().identity();
+        let noted = ours.then(|| Note::of(&home.driver, &home.contexts, stream));
+        if let Some(Noted::Captured) = noted {
+            // Also from pageable memory: a replay reads that too.
+            return self.flags.add(if writes { CAPTURED | CAPTURED_WRITE } else { CAPTURED });
+        }
+        // A copy of pageable memory is over with the host's side when its call returns, except where the
+        // device reaches pageable memory itself; without a device there is none.
+        let is_over_at_once = !self.block().is_pinned() && !home.contexts.any_reads_pageable(&home.driver);
+        if is_over_at_once || !home.device_in_use() {
+            return;
+        }
+        let also = if writes { WRITES } else { 0 };
+        match noted {
+            Some(Noted::Use(note)) => {
+                let mut notes = self.block().notes().lock();
+                notes::add(&mut notes, note);
+                self.flags.add(NOTED | also);
+            }
+            // It may be the same device under another name, for example with a pool over the runtime.
+            _ => self.flags.add(FOREIGN | also),
+        }
+    }
+}
+
+/// The part of a wait that blocks in the driver; any thread can make it. It keeps the pool alive, not the buffer.
+#[derive(Debug)]
+pub(crate) struct SlowWait {
+    home: Arc<Home>,
+    notes: Notes,
+    /// Every context that is known, not only those of the notes.
+    everything: bool,
+}
+
+impl SlowWait {
+    /// Gives the notes that were waited for.
+    pub(crate) fn block(self) -> Result<Notes, Error> {
+        let Self { home, notes, everything } = self;
+        let driver = &home.driver;
+        let may_wait = || match home.context_waits_are_held() {
+            true => Err(Error::ContextWaitsHeld),
+            false => Ok(()),
+        };
+        if everything {
+            may_wait()?;
+            with_relaxed_capture(driver, || {
+                home.contexts.learn_active_primaries(driver);
+                // Each by itself: that one context is gone or lost says nothing of the work of another.
+                home.contexts.usable().iter().try_for_each(|context| synchronize_or_ended(&home, context))
+            })?;
+            home.contexts.forget_gone();
+        } else {
+            notes::wait_for(driver, &notes, may_wait)?;
+        }
+        Ok(notes)
+    }
+}
+
+/// Waits for a context, unless its work has ended for good.
+fn synchronize_or_ended(home: &Home, context: &Context) -> Result<(), CallError> {
+    context.synchronize(&home.driver).or_else(|error| {
+        let severity = home.note_device_error(&error);
+        if severity == Severity::Gone {
+            context.mark_gone();
+        }
+        if severity.ends_all_work() { Ok(()) } else { Err(error) }
+    })
+}
+
+/// At the drop: what the notes leave for the cleaner to wait for.
+///
+/// Where the caller recorded, the caller keeps track: a use noted on the default stream becomes an exact event
+/// there, and one on another stream needs its context. Where nobody recorded, a slice of the buffer may have been
+/// copied anywhere besides, so every context is waited for, as without a note.
+#[cold]
+pub(super) fn settle_notes(home: &Arc<Home>, block: &mut Out, flags: &Flags) {
+    if flags.has(CAPTURED) {
+        block.worsen(Fate::Captured);
+    }
+    if flags.has(FOREIGN) {
+        block.worsen(Fate::RecordFailed);
+    }
+    let caller_records = !block.uses().is_empty();
+    for note in block.take_notes() {
+        let exact = caller_records && note.on_default_stream;
+        match exact.then(|| notes::record_default_stream(&home.driver, &note)) {
+            Some(Ok(used)) => {
+                block.unprove();
+                block.add_use(used);
+            }
+            Some(Err(error)) => {
+                tracing::debug!(%error, "a use noted on the default stream waits for its context");
+                block.worsen(Fate::RecordFailed);
+            }
+            None => block.worsen(Fate::RecordFailed),
+        }
+    }
+}
+
+/// A buffer recorded again and again drops the events that are complete, so that they do not pile up.
+const USES_BEFORE_PRUNING: usize = 8;
+
+#[cold]
+fn prune(driver: &Driver, block: &mut Out) {
+    let uses = block.take_uses();
+    let checked = with_relaxed_capture(driver, || {
+        uses.into_iter().map(|used| (events::is_complete(driver, &used), used)).collect::<Vec<_>>()
+    });
+    // One is kept in any case: a block with no use at all would wait for whole contexts.
+    let last = checked.len() - 1;
+    for (index, (complete, used)) in checked.into_iter().enumerate() {
+        if complete == Ok(true) && index < last { events::recycle(used) } else { block.add_use(used) }
+    }
+}
