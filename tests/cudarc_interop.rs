@@ -44,9 +44,8 @@ const UPLOADS: [(&str, Upload); 10] = [
     }),
     ("memcpy_htod, and copy_to on another stream", |rig, mut buffer, device| {
         rig.stream.memcpy_htod(&buffer, device).unwrap();
-        let other = rig.context.new_stream().unwrap();
-        let mut elsewhere = other.alloc_zeros::<u8>(buffer.len()).unwrap();
-        buffer.copy_to(.., &other, &mut elsewhere).unwrap();
+        let mut elsewhere = rig.other.alloc_zeros::<u8>(buffer.len()).unwrap();
+        buffer.copy_to(.., &rig.other, &mut elsewhere).unwrap();
     }),
     ("upload", |rig, buffer, device| buffer.upload(.., &rig.stream, device).unwrap()),
 ];

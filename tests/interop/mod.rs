@@ -44,6 +44,8 @@ pub const MODES: [Mode; 3] = [Mode::Tracked, Mode::DefaultStream, Mode::Untracke
 pub struct Rig {
     pub pool: PinnedPool,
     pub stream: Arc<CudaStream>,
+    /// A stream of the same context through another `Arc`, so that the mode is as it was.
+    pub other: Arc<CudaStream>,
     pub context: Arc<CudaContext>,
     pub registered_before: usize,
     pub regions_before: usize,
@@ -62,11 +64,20 @@ impl Rig {
             // SAFETY: the tests order their streams themselves.
             unsafe { context.disable_event_tracking() };
         }
+        let other = CudaContext::new(0).unwrap().new_stream().unwrap();
         let registered_before = fake.registered_bytes();
         let regions_before = regions::live_count();
         let driver = Driver::cuda().unwrap();
         let builder = PinnedPool::builder().driver(driver).shutdown_timeout(PATIENCE);
-        Self { pool: builder.build().unwrap(), stream, context, registered_before, regions_before, fake }
+        Self {
+            pool: builder.build().unwrap(),
+            stream,
+            other,
+            context,
+            registered_before,
+            regions_before,
+            fake,
+        }
     }
 
     pub fn handle(&self) -> usize {
