@@ -30,11 +30,13 @@ const SPINS: u32 = 64;
 /// after the other could miss it at each. So it looks again whenever the cleaner has put one down
 /// meanwhile, and waits for one that is in its hands, for less than a miss would cost.
 pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) -> Option<Out> {
+    // One budget of questions for the whole take, however often it looks.
+    let mut search = Search { home, zeroed, queries_left: QUERIES_MAX };
     let mut deadline = None;
     let mut spins = 0;
     loop {
         let (_, moves) = home.pending.transit(class);
-        if let Some(block) = harvest(home, class, zeroed) {
+        if let Some(block) = search.harvest(class) {
             return Some(block);
         }
         loop {
@@ -64,9 +66,7 @@ pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) ->
 
 /// A block of the class whose work is done, zeroed unless its bytes do not matter to the caller.
 pub(crate) fn harvest(home: &Arc<Home>, class: SizeClass, zeroed: bool) -> Option<Out> {
-    let mut search = Search { home, zeroed, queries_left: QUERIES_MAX };
-    let block = search.in_pending(class).or_else(|| search.in_inbox(class))?;
-    Some(hand_out(home, block, zeroed))
+    Search { home, zeroed, queries_left: QUERIES_MAX }.harvest(class)
 }
 
 struct Search<'a> {
@@ -76,6 +76,11 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    fn harvest(&mut self, class: SizeClass) -> Option<Out> {
+        let block = self.in_pending(class).or_else(|| self.in_inbox(class))?;
+        Some(hand_out(self.home, block, self.zeroed))
+    }
+
     fn in_pending(&mut self, class: SizeClass) -> Option<Returned> {
         let mut after = 0;
         while self.queries_left > 0 {
