@@ -15,6 +15,7 @@ use crate::contexts::Context;
 use crate::driver::{ContextHandle, Driver, HostAccess};
 use crate::error::CallError;
 use crate::events::{self, Use};
+pub(crate) use crate::fate::{Fate, Proof};
 use crate::notes::Notes;
 use crate::pages::Pages;
 use crate::regions;
@@ -54,28 +55,6 @@ struct Body {
     region: Option<regions::Token>,
 }
 
-/// What the records say about when the device is done with a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// The recorded events say it; without any, only a context-wide wait does.
-    Recorded,
-    /// A record failed, so a context-wide wait is needed besides the events.
-    RecordFailed,
-    /// The caller proved that nothing is outstanding.
-    Proven,
-    /// Every context was synchronised after the return, which covers the recorded uses too.
-    ContextsIdle,
-    /// A use was captured into a graph: a replay may read the block again at any time.
-    Captured,
-}
-
-impl Fate {
-    /// Whether it says by itself that nothing is outstanding.
-    pub(crate) fn is_proof(self) -> bool {
-        matches!(self, Fate::Proven | Fate::ContextsIdle)
-    }
-}
-
 /// With the caller.
 #[derive(Debug)]
 pub(crate) struct Out(Box<Body>);
@@ -95,17 +74,6 @@ pub(crate) struct Ready(Box<Body>);
 /// On its way to be unregistered and unmapped.
 #[derive(Debug)]
 pub(crate) struct Retiring(Box<Body>);
-
-/// Why a [`Returned`] block may be taken for quiescent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Proof {
-    /// Every recorded event was seen complete.
-    EventsComplete,
-    /// Every context that may hold work was synchronised after the return.
-    ContextsIdle,
-    /// The caller proved it, or no device can have touched the memory.
-    NothingOutstanding,
-}
 
 macro_rules! common {
     ($($state:ty),*) => {$(

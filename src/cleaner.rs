@@ -125,8 +125,8 @@ impl Cleaner {
         }
         self.ingest();
         self.poll();
-        if self.home.has_sleepers() {
-            self.home.wake_due();
+        if self.home.sleepers.any() {
+            self.home.sleepers.wake_due();
         }
     }
 
@@ -364,12 +364,12 @@ impl Cleaner {
         if self.must_look() {
             return;
         }
-        let longest = self.home.next_wake().map_or(NAP_MAX, |due| due.clamp(NAP_MIN, NAP_MAX));
+        let longest = self.home.sleepers.next_wake().map_or(NAP_MAX, |due| due.clamp(NAP_MIN, NAP_MAX));
         let comes_back = self.release.has_backlog() || self.contexts.has_backlog() || self.is_ending();
         if let Some(age) = self.queues.youngest_head_age() {
             self.idle_since = None;
             self.home.bell.nap((age / 8).clamp(NAP_MIN, longest));
-        } else if comes_back || self.home.has_sleepers() {
+        } else if comes_back || self.home.sleepers.any() {
             self.home.bell.nap(longest);
         } else {
             self.rest_idle();
@@ -386,7 +386,7 @@ impl Cleaner {
             self.home.bell.nap(self.idle_nap);
             self.idle_nap = (self.idle_nap * 2).min(NAP_MAX);
         } else {
-            self.home.bell.park(|| self.must_look() || self.is_ending() || self.home.has_sleepers());
+            self.home.bell.park(|| self.must_look() || self.is_ending() || self.home.sleepers.any());
             self.idle_since = None;
         }
     }

@@ -10,6 +10,7 @@ use crate::inbox::Inbox;
 use crate::os::ForkWord;
 use crate::pending::Pending;
 use crate::shelf::Shelf;
+use crate::sleepers::Sleepers;
 use crate::stats::{Counts, Stats};
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicUsize, Mutex, Ordering, Progress, from_now, thread};
 use std::task::Waker;
@@ -21,14 +22,6 @@ const REGISTRATION_PAUSE: Duration = Duration::from_secs(5);
 
 /// How many reasons for a quarantine are remembered for the shutdown report.
 const REASONS_KEPT: usize = 16;
-
-/// A task that waits for a buffer, and is to be woken to ask again.
-#[derive(Debug)]
-struct Sleeper {
-    id: u64,
-    due: Instant,
-    waker: Waker,
-}
 
 /// Starts the cleaner's thread; `None` when the system refuses.
 pub(crate) type StartCleaner = fn(&Arc<Home>) -> Option<thread::JoinHandle<()>>;
@@ -63,8 +56,8 @@ pub(crate) struct Home {
     let_go: Mutex<Vec<Ready>>,
     stop: Mutex<Stop>,
     closing: AtomicBool,
-    sleepers: Mutex<Vec<Sleeper>>,
-    sleeper_count: AtomicUsize,
+    /// Tasks that wait for a buffer.
+    pub(crate) sleepers: Sleepers,
     context_wait_holds: AtomicUsize,
     cleaner_holds: AtomicUsize,
     cleaner_rests: AtomicBool,
@@ -118,8 +111,7 @@ impl Home {
             let_go: Mutex::default(),
             stop: Mutex::default(),
             closing: AtomicBool::new(false),
-            sleepers: Mutex::default(),
-            sleeper_count: AtomicUsize::new(0),
+            sleepers: Sleepers::default(),
             context_wait_holds: AtomicUsize::new(0),
             cleaner_holds: AtomicUsize::new(0),
             cleaner_rests: AtomicBool::new(false),
@@ -392,51 +384,12 @@ impl Home {
 
     /// Asks the cleaner to wake a task at that time, once; a later order with the same id replaces it.
     pub(crate) fn wake_at(self: &Arc<Self>, id: u64, due: Instant, waker: &Waker) {
-        let sleeper = Sleeper { id, due, waker: waker.clone() };
-        let mut sleepers = self.sleepers.lock();
-        match sleepers.iter_mut().find(|other| other.id == id) {
-            Some(other) => *other = sleeper,
-            None => sleepers.push(sleeper),
-        }
-        self.sleeper_count.store(sleepers.len(), Ordering::SeqCst);
-        drop(sleepers);
+        self.sleepers.wake_at(id, due, waker);
         self.ring_hard();
         if self.bell.is_stopped() {
             // No thread could be started, or the one there was has just ended: the task asks again at once.
-            self.wake_sleepers(|_| true);
+            self.sleepers.wake_all();
         }
-    }
-
-    /// Whether a task waits to be woken.
-    pub(crate) fn has_sleepers(&self) -> bool {
-        self.sleeper_count.load(Ordering::SeqCst) > 0
-    }
-
-    /// How long until the next task is to be woken.
-    pub(crate) fn next_wake(&self) -> Option<Duration> {
-        if !self.has_sleepers() {
-            return None;
-        }
-        let due = self.sleepers.lock().iter().map(|sleeper| sleeper.due).min();
-        due.map(|due| due.saturating_duration_since(Instant::now()))
-    }
-
-    /// Wakes the tasks whose time has come.
-    pub(crate) fn wake_due(&self) {
-        let now = Instant::now();
-        self.wake_sleepers(|sleeper| sleeper.due <= now);
-    }
-
-    fn wake_sleepers(&self, is_due: impl Fn(&Sleeper) -> bool) {
-        let due: Vec<Sleeper> = {
-            let mut sleepers = self.sleepers.lock();
-            let (due, left) = std::mem::take(&mut *sleepers).into_iter().partition(is_due);
-            *sleepers = left;
-            self.sleeper_count.store(sleepers.len(), Ordering::SeqCst);
-            due
-        };
-        // Outside the lock: a waker may run the task, which orders again.
-        due.into_iter().for_each(|sleeper| sleeper.waker.wake());
     }
 
     pub(crate) fn hold_context_waits(&self) {

@@ -32,8 +32,8 @@
 //! 0: code_name error sync
 //! 1: os size_class zero pages config stats
 //! 2: driver stream raw_stream sim
-//! 3: contexts events notes regions block dirty
-//! 4: inbox bell pending shelf queues
+//! 3: contexts events notes regions fate block dirty
+//! 4: inbox bell pending shelf queues sleepers
 //! 5: home
 //! 6: registrar harvest buffer views waiting
 //! 7: lanes
@@ -71,6 +71,7 @@ mod block;
 mod contexts;
 mod dirty;
 mod events;
+mod fate;
 mod notes;
 pub mod regions;
 
@@ -79,6 +80,7 @@ mod inbox;
 mod pending;
 mod queues;
 mod shelf;
+mod sleepers;
 
 mod home;
 

@@ -14,7 +14,7 @@ impl Cleaner {
     /// deadline has passed.
     pub(super) fn must_end(&self) -> bool {
         let home = &self.home;
-        if home.stop_deadline().is_none() && home.is_closing() && !home.has_sleepers() {
+        if home.stop_deadline().is_none() && home.is_closing() && !home.sleepers.any() {
             home.order_stop(from_now(home.settings.shutdown_timeout));
         }
         let Some(deadline) = home.stop_deadline() else { return false };
@@ -56,7 +56,7 @@ impl Cleaner {
             home.inbox.push(block.class(), block);
         }
         let ends = home.bell.stop(|| {
-            let arrivals = home.inbox.has_arrivals() || home.has_orders() || home.has_sleepers();
+            let arrivals = home.inbox.has_arrivals() || home.has_orders() || home.sleepers.any();
             arrivals || home.stop_orders() != order
         });
         home.stop_is_done(order, ends);
