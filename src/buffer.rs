@@ -81,7 +81,7 @@ impl PinnedBuffer {
     }
 
     /// Asks the driver, not the pool, whether all of the memory is page-locked
-    /// ([`Driver::is_page_locked`]). For checks; [`is_pinned`](Self::is_pinned) costs nothing.
+    /// ([`Driver::is_page_locked`](crate::Driver::is_page_locked)). For checks; [`is_pinned`](Self::is_pinned) costs nothing.
     ///
     /// # Errors
     ///
