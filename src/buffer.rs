@@ -8,7 +8,7 @@ use crate::dirty::{Dirty, Writer};
 use crate::error::Error;
 use crate::home::Home;
 use crate::sync::Arc;
-use flags::Flags;
+use flags::{CAPTURED, FOREIGN, Flags, NOTED};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -197,7 +197,8 @@ impl Drop for PinnedBuffer {
             block.leave_in_child();
             return;
         }
-        if self.flags.any() {
+        // Not for a record, which nearly every buffer has: the notes are on a cache line of their own.
+        if self.flags.has(NOTED | CAPTURED | FOREIGN) {
             uses::settle_notes(home, &mut block, &self.flags);
         }
         // Without a record the thread's context is how the pool learns where work may be outstanding,
