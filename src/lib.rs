@@ -47,6 +47,9 @@ pub mod architecture {}
 #[doc = include_str!("../docs/safety.md")]
 pub mod safety {}
 
+#[doc = include_str!("../docs/pinning.md")]
+pub mod pinning {}
+
 #[doc = include_str!("../docs/finding-cuda.md")]
 pub mod finding_cuda {}
 
