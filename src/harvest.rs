@@ -12,8 +12,11 @@ use crate::size_class::SizeClass;
 use crate::sync::{Arc, from_now, thread};
 use std::time::{Duration, Instant};
 
-/// Event queries that one take may make; a stuck stream must not make takes slow.
+/// Event queries that one take may make in vain; a stuck stream must not make takes slow.
 const QUERIES_MAX: usize = 8;
+
+/// Blocks that one take may look at in the pending set; of these it asks the driver about few.
+const CANDIDATES_MAX: usize = 64;
 
 /// Blocks that one take may look at in the inbox.
 const LOOKS_MAX: usize = 16;
@@ -83,7 +86,7 @@ impl Search<'_> {
 
     fn in_pending(&mut self, class: SizeClass) -> Option<Returned> {
         let mut after = 0;
-        while self.queries_left > 0 {
+        for _ in 0..CANDIDATES_MAX {
             let candidate = self.home.pending.candidate(class, after, |block| self.fits(block))?;
             after = candidate.id;
             // Asked outside the lock; the answer counts only if the entry is still there afterwards.
@@ -140,10 +143,15 @@ impl Search<'_> {
         if self.queries_left == 0 {
             return false;
         }
-        self.queries_left -= 1;
         // An error is the cleaner's to judge; here it only means "not this one".
         let driver = &self.home.driver;
-        with_relaxed_capture(driver, || driver.api().query_event(event)) == Ok(true)
+        let complete = with_relaxed_capture(driver, || driver.api().query_event(event)) == Ok(true);
+        // Only what was asked in vain counts: a block that is done and that the cleaner was faster to take says
+        // nothing against asking for the next one.
+        if !complete {
+            self.queries_left -= 1;
+        }
+        complete
     }
 }
 

@@ -26,7 +26,9 @@ impl Rig {
 
     pub fn with(sim: Sim, settings: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
         let context = sim.context(0);
-        let pool = settings(PinnedPool::builder().driver(sim.driver())).build().unwrap();
+        // On a machine so busy that the cleaner is taken off its core in mid-move, a take must not give up on it.
+        let builder = PinnedPool::builder().driver(sim.driver()).harvest_wait_limit(PATIENCE);
+        let pool = settings(builder).build().unwrap();
         Self { pool, context, sim }
     }
 
