@@ -177,6 +177,9 @@ mod tests {
         let pool = from_environment(|name| (name == DISABLE).then(|| "1".into()), &mut unread);
         assert!(unread.is_empty());
         assert_eq!(pool.max_pooled_bytes(), 0);
+        let pool = from_environment(|_| Some("  ".into()), &mut unread);
+        assert!(unread.is_empty(), "set to nothing is not set: {unread:?}");
+        assert_eq!(pool.max_pooled_bytes(), crate::config::DEFAULT_MAX_POOLED_BYTES);
         let pool = from_environment(|_| Some("nonsense".into()), &mut unread);
         assert_eq!(unread.len(), 2);
         assert_eq!(pool.max_pooled_bytes(), crate::config::DEFAULT_MAX_POOLED_BYTES);
