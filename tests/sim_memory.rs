@@ -186,7 +186,7 @@ fn a_copy_stays_within_one_device_allocation() {
 }
 
 #[test]
-fn allocated_host_memory_is_page_locked_zero_and_aligned() {
+fn allocated_host_memory_is_page_locked_aligned_and_not_zero() {
     // §1.2, the rows of cuMemHostAlloc, cuMemFreeHost and cuMemHostGetFlags.
     let (sim, _context) = device();
     let cuda = sim.cuda();
@@ -199,7 +199,7 @@ fn allocated_host_memory_is_page_locked_zero_and_aligned() {
     assert_eq!(sim.pending_operations(), 1, "page-locked, so the copy waits for a step");
     sim.run_until_idle();
     raw_download_now(&sim, &mut copied, device).expect("copy");
-    assert_eq!(copied, vec![0; BYTES]);
+    assert_eq!(copied, vec![0x32; BYTES], "its contents are not to be relied on");
     assert_eq!(cuda.cu_mem_host_get_flags(memory), Ok(2), "DEVICEMAP is implied");
     assert_eq!(cuda.cu_mem_host_register(memory, BYTES, PORTABLE), Err(712));
 
@@ -308,7 +308,7 @@ fn freeing_host_memory_in_use_is_found_and_the_copy_does_not_touch_it() {
     sim.cuda().cu_mem_free_host(memory).expect("free");
     assert_eq!(sim.take_violations().len(), 1);
     sim.run_until_idle();
-    assert_ne!(dst.read(), vec![0; BYTES], "the copy was cancelled");
+    assert_eq!(dst.read(), vec![0xCD; BYTES], "the copy was cancelled");
 }
 
 #[test]

@@ -47,11 +47,11 @@ pub(crate) fn file_in_use() -> Option<std::path::PathBuf> {
 }
 
 /// The table of a driver that is in use, or the answer that an uninitialised driver gives.
-fn table(call: &'static str) -> Result<&'static Table, CallError> {
+pub(super) fn table(call: &'static str) -> Result<&'static Table, CallError> {
     DRIVER.table_in_use().ok_or(CallError::new(call, NOT_INITIALIZED))
 }
 
-fn check(call: &'static str, code: u32) -> Result<(), CallError> {
+pub(super) fn check(call: &'static str, code: u32) -> Result<(), CallError> {
     if code == SUCCESS { Ok(()) } else { Err(CallError::new(call, code)) }
 }
 

@@ -2,6 +2,7 @@
 //! CUDA's functions from elsewhere.
 #![allow(unsafe_code)] // What the functions answer is believed, so making a driver of them is a promise.
 
+use super::memory::DriverMemory;
 use super::{CaptureMode, ContextHandle, Driver, DriverApi, DriverIdentity, EventHandle, StreamHandle};
 use crate::error::{CallError, Error};
 use std::fmt;
@@ -134,6 +135,9 @@ impl Injected {
         if self.is_in_use() { Ok(()) } else { Err(self.failure(call, NOT_INITIALIZED)) }
     }
 }
+
+/// There is nothing to allocate with.
+impl DriverMemory for Injected {}
 
 impl DriverApi for Injected {
     fn identity(&self) -> DriverIdentity {

@@ -1,5 +1,6 @@
 //! No device: nothing pins, nothing is outstanding.
 
+use super::memory::DriverMemory;
 use super::{CaptureMode, ContextHandle, DriverApi, DriverIdentity, EventHandle, StreamHandle};
 use crate::error::{CallError, Error};
 
@@ -15,6 +16,8 @@ pub(crate) struct HostDriver {
 fn no_device<T>(call: &'static str) -> Result<T, CallError> {
     Err(CallError::new(call, NO_DEVICE))
 }
+
+impl DriverMemory for HostDriver {}
 
 impl DriverApi for HostDriver {
     fn identity(&self) -> DriverIdentity {

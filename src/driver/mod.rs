@@ -13,6 +13,8 @@
 
 mod builder;
 pub(crate) mod cuda;
+#[allow(dead_code)] // until `backend/` is there
+mod cuda_memory;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod cuda_tests;
 mod entry_points;
@@ -22,6 +24,8 @@ mod ladder;
 #[cfg(test)]
 mod ladder_tests;
 pub(crate) mod library;
+#[allow(dead_code)] // until `backend/` is there
+pub(crate) mod memory;
 mod process;
 pub(crate) mod runtime;
 mod runtime_table;
@@ -35,6 +39,7 @@ pub use search::{LibraryReport, Probe};
 
 use crate::error::{CallError, Error};
 use crate::os::page_bytes;
+use memory::DriverMemory;
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -239,7 +244,7 @@ pub(crate) enum HostAccess {
 pub(crate) type KeepAlive = Arc<dyn Any + Send + Sync>;
 
 /// The entry points that the pool needs. Method by method, the CUDA driver function it stands for.
-pub(crate) trait DriverApi: Send + Sync + fmt::Debug {
+pub(crate) trait DriverApi: DriverMemory + Send + Sync + fmt::Debug {
     /// Which driver this is; never touches the driver.
     fn identity(&self) -> DriverIdentity;
 

@@ -16,6 +16,7 @@
 #![allow(unsafe_code)] // calls the runtime
 
 use super::ladder::Request;
+use super::memory::DriverMemory;
 use super::process::{DRIVER, RUNTIME};
 use super::runtime_table::{PointerAttributes, RuntimeTable};
 use super::{
@@ -128,6 +129,8 @@ fn used_devices() -> Vec<i32> {
     }
     devices
 }
+
+impl DriverMemory for RuntimeDriver {}
 
 impl DriverApi for RuntimeDriver {
     fn identity(&self) -> DriverIdentity {

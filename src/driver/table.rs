@@ -81,7 +81,23 @@ entry_points! {
         stream_id = "cuStreamGetId"(usize, *mut u64);
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(*mut u32);
         pointer_attributes = "cuPointerGetAttributes"(u32, *const u32, *const *mut u64, u64);
+        host_alloc = "cuMemHostAlloc"(*mut usize, usize, u32);
+        host_free = "cuMemFreeHost"(usize);
+        managed_alloc = "cuMemAllocManaged"(*mut u64, usize, u32);
+        free = "cuMemFree_v2"(u64);
+        advise = "cuMemAdvise"(u64, usize, u32, i32);
+        advise_v2 = "cuMemAdvise_v2"(u64, usize, u32, MemoryLocation);
+        context_create = "cuCtxCreate_v2"(*mut usize, u32, i32);
+        context_destroy = "cuCtxDestroy_v2"(usize);
     }
+}
+
+/// `CUmemLocation`: a kind of place, and which of them.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct MemoryLocation {
+    pub(super) kind: i32,
+    pub(super) id: i32,
 }
 
 impl Entries for Table {

@@ -10,7 +10,9 @@ const ATTRIBUTES: &[(i32, i32)] = &[
     (41, 1),  // UNIFIED_ADDRESSING
     (75, 9),  // COMPUTE_CAPABILITY_MAJOR
     (76, 0),  // COMPUTE_CAPABILITY_MINOR
+    (83, 1),  // MANAGED_MEMORY
     (88, 0),  // PAGEABLE_MEMORY_ACCESS
+    (89, 1),  // CONCURRENT_MANAGED_ACCESS
     (91, 1),  // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
     (99, 1),  // HOST_REGISTER_SUPPORTED
     (100, 0), // PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
@@ -43,6 +45,8 @@ pub struct SimBuilder {
     pub(super) mapping_check: bool,
     pub(super) handles_need_context: bool,
     pub(super) registrations_max: usize,
+    pub(super) confidential_computing: bool,
+    pub(super) pinned_bytes_max: usize,
     pub(super) call_cost: Duration,
     pub(super) operation_latency: Duration,
     pub(super) copy_bytes_per_second: Option<u64>,
@@ -64,6 +68,8 @@ impl Default for SimBuilder {
             mapping_check: cfg!(target_os = "linux"),
             handles_need_context: true,
             registrations_max: 65_000,
+            confidential_computing: false,
+            pinned_bytes_max: usize::MAX,
             call_cost: Duration::ZERO,
             operation_latency: Duration::ZERO,
             copy_bytes_per_second: None,
@@ -153,8 +159,27 @@ impl SimBuilder {
         self
     }
 
-    /// Overrides an attribute (`CUdevice_attribute`) of all devices, for example 99 = 0: registering is
-    /// not supported (801); 88 = 1: the device reads pageable memory itself.
+    /// Whether the devices run in confidential computing mode: `cuMemHostRegister` answers 801, whatever the size
+    /// and the flags and although attribute 99 says 1, while `cuMemHostAlloc` works. Default off.
+    pub fn confidential_computing(mut self, on: bool) -> Self {
+        self.confidential_computing = on;
+        self
+    }
+
+    /// How many bytes may be page-locked at once, registered and allocated, before both answer 2: the budget of
+    /// WSL and of some containers. Default without a limit.
+    pub fn pinned_bytes_max(mut self, bytes: usize) -> Self {
+        self.pinned_bytes_max = bytes;
+        self
+    }
+
+    /// Overrides an attribute (`CUdevice_attribute`) of all devices.
+    ///
+    /// These change what the device does: 83 = 0, no managed memory (801); 89 = 0, no preferred location for it
+    /// (101); 91 = 0, registered memory has another address on the device; 99 = 0, registering is not supported
+    /// (801); 100 = 1, the device goes by the host's page tables, so that a copy from pageable memory, too, reads
+    /// it when the stream executes it; 113 = 1, memory can be registered as read-only. With 88 = 1 the device
+    /// only says that it reads pageable memory itself.
     pub fn attribute(mut self, attribute: i32, value: i32) -> Self {
         self.attributes.retain(|(known, _)| *known != attribute);
         self.attributes.push((attribute, value));

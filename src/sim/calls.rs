@@ -55,6 +55,8 @@ calls! {
     MemHostUnregister "cuMemHostUnregister";
     MemHostAlloc "cuMemHostAlloc";
     MemFreeHost "cuMemFreeHost";
+    MemAllocManaged "cuMemAllocManaged";
+    MemAdvise "cuMemAdvise_v2";
     MemHostGetFlags "cuMemHostGetFlags";
     MemHostGetDevicePointer "cuMemHostGetDevicePointer_v2";
     PointerGetAttribute "cuPointerGetAttribute";

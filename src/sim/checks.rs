@@ -22,6 +22,7 @@ pub(super) enum Origin {
 pub(super) enum Access {
     Unregister,
     FreeHost,
+    FreeManaged,
     Zero,
     Unmap,
     HandOut,
@@ -42,6 +43,7 @@ impl fmt::Display for Access {
         f.write_str(match self {
             Access::Unregister => "cuMemHostUnregister of",
             Access::FreeHost => "cuMemFreeHost of",
+            Access::FreeManaged => "cuMemFree of managed memory,",
             Access::Zero => "zeroing of",
             Access::Unmap => "unmapping of",
             Access::HandOut => "handing out of",

@@ -24,7 +24,7 @@ pub(super) struct SimDriver {
 }
 
 /// Names the call that failed.
-fn named<T>(call: Call, result: Result<T, u32>) -> Result<T, CallError> {
+pub(super) fn named<T>(call: Call, result: Result<T, u32>) -> Result<T, CallError> {
     result.map_err(|code| CallError::new(call.symbol(), code))
 }
 

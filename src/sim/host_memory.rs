@@ -39,7 +39,7 @@ impl HostRange {
     }
 }
 
-/// Memory of `cuMemHostAlloc`.
+/// Memory of `cuMemHostAlloc` and of `cuMemAllocManaged`.
 pub(super) struct HostAllocation {
     address: *mut u8,
     bytes: usize,
@@ -50,11 +50,17 @@ pub(super) struct HostAllocation {
 unsafe impl Send for HostAllocation {}
 
 impl HostAllocation {
-    pub(super) fn zeroed(bytes: usize) -> Option<Self> {
+    /// `None` where this process cannot have that much.
+    pub(super) fn filled(bytes: usize, fill: u8) -> Option<Self> {
         let layout = Layout::from_size_align(bytes.max(1), 4096).ok()?;
         // SAFETY: the layout's size is at least 1.
         let address = unsafe { alloc_zeroed(layout) };
-        (!address.is_null()).then_some(Self { address, bytes, layout })
+        if address.is_null() {
+            return None;
+        }
+        // SAFETY: the memory has this size, and nobody else knows it yet.
+        unsafe { std::ptr::write_bytes(address, fill, bytes) };
+        Some(Self { address, bytes, layout })
     }
 
     pub(super) fn address(&self) -> *mut u8 {
@@ -68,7 +74,7 @@ impl HostAllocation {
 
 impl Drop for HostAllocation {
     fn drop(&mut self) {
-        // SAFETY: `zeroed` allocated it with this layout, and nothing else frees it.
+        // SAFETY: `filled` allocated it with this layout, and nothing else frees it.
         unsafe { dealloc(self.address, self.layout) }
     }
 }

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// Real allocations start at multiples of this, too.
 const ALIGNMENT: u64 = 512;
+/// PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES.
+const HOST_PAGE_TABLES: i32 = 100;
 
 pub(super) struct Registration {
     pub(super) bytes: usize,
@@ -66,7 +68,7 @@ impl State {
     /// All memory and registrations of a context are gone.
     pub(super) fn forget_memory_of(&mut self, context: ContextRef) {
         self.device_memory.retain(|_, memory| memory.context != context);
-        self.host_allocations.retain(|_, (of, _, _)| *of != context);
+        self.forget_allocations_of(context);
         let vanished = self.registrations.iter().filter(|(_, of)| of.context == context);
         self.vanished.extend(vanished.map(|(address, of)| (*address, of.bytes)));
         self.registrations.retain(|_, of| of.context != context);
@@ -92,6 +94,10 @@ impl Core {
         Ok(address)
     }
 
+    fn uses_host_page_tables(&self) -> bool {
+        self.config.attribute_value(HOST_PAGE_TABLES).unwrap_or(0) != 0
+    }
+
     /// Copies, fills: enqueues the work, and waits for it where the host may not go on before.
     pub(super) fn transfer(
         &self,
@@ -109,7 +115,11 @@ impl Core {
             return Ok(());
         }
         let host_kind = match host {
-            Some(address) => state.classify_host(address, bytes)?,
+            Some(address) => match state.classify_host(address, bytes)? {
+                // The device goes by the host's page tables: pageable memory is as good as page-locked.
+                HostKind::Pageable if self.uses_host_page_tables() => HostKind::PageLocked,
+                kind => kind,
+            },
             None => HostKind::PageLocked,
         };
         let work = work(&state)?;
@@ -148,8 +158,12 @@ impl Cuda {
         core.allocate(&mut state, context, bytes)
     }
 
-    /// `cuMemFree`. Unlike the real one it does not wait: work in flight keeps the memory for itself.
+    /// `cuMemFree`. Unlike the real one it does not wait: work in flight keeps the memory for itself. Managed
+    /// memory is freed like host memory: it waits, and may not be in use.
     pub fn cu_mem_free(&self, address: u64) -> Result<(), u32> {
+        if let Some(freed) = self.free_managed(address) {
+            return freed;
+        }
         let core = self.core();
         let thread = core.enter(Call::MemFree, 0)?;
         let mut state = core.state.lock();

@@ -47,7 +47,8 @@
 //! [`Sim::assert_clean`], or when the last handle is dropped. They do not panic where they happen: that may be a
 //! thread of the pool, where a panic would only leave the test hanging.
 //!
-//! * `cuMemHostUnregister` and `cuMemFreeHost` of memory that an unfinished operation uses.
+//! * `cuMemHostUnregister`, `cuMemFreeHost`, and `cuMemFree` of managed memory, while an unfinished operation uses
+//!   the memory.
 //! * A pool that zeroes, unmaps or hands out such memory.
 //! * A pool that records an event again, or destroys it, while its record is pending, or records it on a
 //!   stream of another context; or that releases a primary context more often than it retained it.
@@ -56,9 +57,11 @@
 //! # What is not simulated
 //!
 //! Kernels, graphs and stream capture (only the thread's capture mode is kept), the driver's behaviour after
-//! a fork and at process exit. `cuMemFree` does not wait. A pageable copy to the device always waits
+//! a fork and at process exit. Managed memory is host memory that prefers a place: it does not migrate, and is not
+//! on the device's side of a copy. `cuMemFree` of device memory does not wait. A pageable copy to the device always waits
 //! for its stream, also one of 64 KiB or less, which a real driver may take over at once.
 
+mod allocations;
 mod builder;
 mod calls;
 mod checks;
@@ -68,6 +71,7 @@ mod core;
 mod cuda;
 mod driver;
 mod driver_lock;
+mod driver_memory;
 mod engine;
 mod events;
 mod faults;
@@ -285,6 +289,21 @@ impl Sim {
     pub fn portable_bytes(&self) -> usize {
         let state = self.core().state.lock();
         state.registrations.values().filter(|one| one.is_portable).map(|one| one.bytes).sum()
+    }
+
+    /// Bytes of `cuMemHostAlloc` that are not freed.
+    pub fn allocated_host_bytes(&self) -> usize {
+        self.core().state.lock().allocated_bytes(false)
+    }
+
+    /// Bytes of managed memory that are not freed.
+    pub fn managed_bytes(&self) -> usize {
+        self.core().state.lock().allocated_bytes(true)
+    }
+
+    /// Address of each managed allocation that was advised to prefer a device, and which.
+    pub fn preferred_devices(&self) -> Vec<(usize, i32)> {
+        self.core().state.lock().preferences()
     }
 
     /// Events that exist and take the time (made without `CU_EVENT_DISABLE_TIMING`), which makes a record dearer.

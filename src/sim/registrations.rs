@@ -1,11 +1,10 @@
-//! Page-locked host memory: registrations, byte-exact, and allocations of the driver.
+//! Page-locked host memory: registrations, byte-exact, and what an address is.
 
 use super::calls::Call;
 use super::checks::Access;
 use super::codes::*;
 use super::core::Core;
 use super::cuda::Cuda;
-use super::host_memory::HostAllocation;
 use super::mappings::is_mapped_writable;
 use super::memory::Registration;
 use super::state::{Kind, State};
@@ -22,8 +21,11 @@ const HOST_REGISTER_SUPPORTED: i32 = 99;
 const READ_ONLY_SUPPORTED: i32 = 113;
 /// A single registration from 512 GiB on overflows a table of the driver.
 const REGISTRATION_BYTES_LIMIT: usize = 1 << 39;
-/// CU_MEMHOSTALLOC_DEVICEMAP, which unified addressing implies.
-const DEVICE_MAP: u32 = 2;
+/// CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM.
+const HOST_POINTER_SERVES: i32 = 91;
+/// Where it does not, the device knows registered memory this far from its host address: between all host
+/// addresses and all of device memory.
+const ALIAS_OFFSET: u64 = 1 << 51;
 
 /// What the driver takes host memory for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,7 +38,7 @@ pub(super) enum HostKind {
 struct Pinned {
     address: usize,
     bytes: usize,
-    is_allocation: bool,
+    is_registered: bool,
 }
 
 impl State {
@@ -56,13 +58,13 @@ impl State {
         let registered = registered.map(|(address, registration)| Pinned {
             address: *address,
             bytes: registration.bytes,
-            is_allocation: false,
+            is_registered: true,
         });
         let allocated = self.host_allocations.range(..end).next_back();
-        let allocated = allocated.map(|(address, (_, _, allocation))| Pinned {
+        let allocated = allocated.map(|(address, piece)| Pinned {
             address: *address,
-            bytes: allocation.bytes(),
-            is_allocation: true,
+            bytes: piece.bytes(),
+            is_registered: false,
         });
         registered.into_iter().chain(allocated).max_by_key(|pinned| pinned.address)
     }
@@ -92,15 +94,18 @@ impl Core {
         let state = self.state.lock();
         match call {
             Call::MemHostRegister | Call::MemHostAlloc => {
-                let allocated = state.host_allocations.values().map(|(_, _, allocation)| allocation.bytes());
-                state.registered_bytes() + allocated.sum::<usize>()
+                state.registered_bytes() + state.allocated_bytes(false)
             }
+            Call::MemAllocManaged => state.allocated_bytes(true),
             _ => state.device_memory.values().map(|memory| memory.bytes).sum(),
         }
     }
 
     fn check_register_support(&self, flags: u32, bytes: usize) -> Result<(), u32> {
         let has = |attribute| self.config.attribute_value(attribute).unwrap_or(0) != 0;
+        if self.config.confidential_computing {
+            return Err(NOT_SUPPORTED);
+        }
         if !has(HOST_REGISTER_SUPPORTED) || (flags & READ_ONLY != 0 && !has(READ_ONLY_SUPPORTED)) {
             return Err(NOT_SUPPORTED);
         }
@@ -108,6 +113,12 @@ impl Core {
             return Err(NOT_PERMITTED);
         }
         if bytes >= REGISTRATION_BYTES_LIMIT { Err(OUT_OF_MEMORY) } else { Ok(()) }
+    }
+
+    /// What the device calls an address of page-locked memory.
+    fn device_address(&self, address: u64, pinned: &Pinned) -> u64 {
+        let is_same = self.config.attribute_value(HOST_POINTER_SERVES).unwrap_or(1) != 0;
+        if is_same || !pinned.is_registered { address } else { address + ALIAS_OFFSET }
     }
 
     /// What registering or unregistering takes, under the driver's lock where it has one.
@@ -120,7 +131,7 @@ impl Core {
     }
 
     /// Waits for the outstanding work of a context, where unregistering and freeing do.
-    fn wait_before_unpinning<'a>(
+    pub(super) fn wait_before_unpinning<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
         context: super::state::ContextRef,
@@ -159,6 +170,7 @@ impl Cuda {
             if state.overlaps_pinned(start, end) {
                 return Err(HOST_MEMORY_ALREADY_REGISTERED);
             }
+            state.check_pinned_budget(core.config.pinned_bytes_max, bytes)?;
             context
         };
         let needs_write = flags & READ_ONLY == 0;
@@ -172,7 +184,7 @@ impl Cuda {
         if state.overlaps_pinned(start, start + bytes) {
             return Err(HOST_MEMORY_ALREADY_REGISTERED);
         }
-        state.vanished.retain(|old, old_bytes| *old >= start + bytes || *old + *old_bytes <= start);
+        state.forget_vanished(start, bytes);
         let is_portable = flags & PORTABLE != 0;
         state.registrations.insert(start, Registration { bytes, is_portable, context });
         Ok(())
@@ -205,86 +217,47 @@ impl Cuda {
         removed.map(drop).ok_or(HOST_MEMORY_NOT_REGISTERED)
     }
 
-    /// `cuMemHostAlloc` in the current context: zeroed, page-aligned. Zero bytes succeed.
-    pub fn cu_mem_host_alloc(&self, bytes: usize, flags: u32) -> Result<*mut u8, u32> {
-        let core = self.core();
-        let thread = core.enter(Call::MemHostAlloc, bytes)?;
-        let mut state = core.state.lock();
-        let context = core.current_context(&state, thread)?;
-        core.capture_checked(Call::MemHostAlloc, thread)?;
-        if flags & !7 != 0 {
-            return Err(INVALID_VALUE);
-        }
-        let allocation = HostAllocation::zeroed(bytes).ok_or(OUT_OF_MEMORY)?;
-        let address = allocation.address();
-        state.host_allocations.insert(address as usize, (context, flags | DEVICE_MAP, allocation));
-        Ok(address)
-    }
-
-    /// `cuMemFreeHost`; 1 for anything but a pointer of `cuMemHostAlloc`.
-    pub fn cu_mem_free_host(&self, address: *mut u8) -> Result<(), u32> {
-        let core = self.core();
-        let thread = core.enter(Call::MemFreeHost, 0)?;
-        let start = address as usize;
-        let mut state = core.state.lock();
-        core.capture_checked(Call::MemFreeHost, thread)?;
-        let Some((context, _, allocation)) = state.host_allocations.get(&start) else {
-            return Err(INVALID_VALUE);
-        };
-        let (bytes, context) = (allocation.bytes(), *context);
-        core.check_access(&state, Access::FreeHost, start, bytes);
-        state = core.wait_before_unpinning(state, context);
-        core.cancel_operations_on(&mut state, start, bytes);
-        state.host_allocations.remove(&start).map(drop).ok_or(INVALID_VALUE)
-    }
-
-    /// `cuMemHostGetFlags`; 1 for memory that was registered rather than allocated.
-    pub fn cu_mem_host_get_flags(&self, address: *mut u8) -> Result<u32, u32> {
-        let core = self.core();
-        core.enter(Call::MemHostGetFlags, 0)?;
-        let state = core.state.lock();
-        let pinned = state.pinned_at(address as usize).filter(|pinned| pinned.is_allocation);
-        let base = pinned.ok_or(INVALID_VALUE)?.address;
-        state.host_allocations.get(&base).map(|(_, flags, _)| *flags).ok_or(INVALID_VALUE)
-    }
-
-    /// `cuMemHostGetDevicePointer`: the host address itself, as with unified addressing.
+    /// `cuMemHostGetDevicePointer`: the host address itself, as with unified addressing; another one for
+    /// registered memory where attribute 91 is 0.
     pub fn cu_mem_host_get_device_pointer(&self, address: *mut u8, flags: u32) -> Result<u64, u32> {
         let core = self.core();
         core.enter(Call::MemHostGetDevicePointer, 0)?;
         let state = core.state.lock();
         match state.pinned_at(address as usize) {
-            Some(_) if flags == 0 => Ok(address as u64),
+            Some(pinned) if flags == 0 => Ok(core.device_address(address as u64, &pinned)),
             _ => Err(INVALID_VALUE),
         }
     }
 
-    /// `cuPointerGetAttribute`: 1 context, 2 memory type (1 host, 2 device), 3 device pointer, 4 host
+    /// `cuPointerGetAttribute`: 1 context, 2 memory type (1 host, 2 device and managed), 3 device pointer, 4 host
     /// pointer, 8 managed, 9 device, 11 start, 12 size, 13 mapped. Plain memory answers 1 to all.
     pub fn cu_pointer_get_attribute(&self, attribute: u32, address: u64) -> Result<u64, u32> {
         let core = self.core();
         core.enter(Call::PointerGetAttribute, 0)?;
         let state = core.state.lock();
-        let (is_host, start, bytes, context) = if let Some(pinned) = state.pinned_at(address as usize) {
+        let pinned = state.pinned_at(address as usize);
+        let managed = pinned.as_ref().and_then(|pinned| state.host_allocations.get(&pinned.address));
+        let is_managed = managed.is_some_and(|piece| piece.is_managed());
+        let (start, bytes, context) = if let Some(pinned) = &pinned {
             let context = match state.registrations.get(&pinned.address) {
                 Some(registration) => registration.context,
-                None => state.host_allocations[&pinned.address].0,
+                None => state.host_allocations[&pinned.address].context,
             };
-            (true, pinned.address as u64, pinned.bytes, context)
+            (pinned.address as u64, pinned.bytes, context)
         } else {
             let below = state.device_memory.range(..=address).next_back();
             let memory = below.map(|(_, memory)| memory).ok_or(INVALID_VALUE)?;
             if address - memory.address >= memory.bytes as u64 {
                 return Err(INVALID_VALUE);
             }
-            (false, memory.address, memory.bytes, memory.context)
+            (memory.address, memory.bytes, memory.context)
         };
         match attribute {
             1 => Ok(state.handle(Kind::Context, context.index) as u64),
-            2 => Ok(if is_host { 1 } else { 2 }),
-            3 => Ok(address),
-            4 if is_host => Ok(address),
-            8 => Ok(0),
+            2 => Ok(if pinned.is_some() && !is_managed { 1 } else { 2 }),
+            3 => Ok(pinned.map_or(address, |pinned| core.device_address(address, &pinned))),
+            4 if pinned.is_some() => Ok(address),
+            8 => Ok(u64::from(is_managed)),
             9 => Ok(state.contexts[context.index].device as u64),
             11 => Ok(start),
             12 => Ok(bytes as u64),

@@ -1,5 +1,6 @@
 //! Everything that the device's mutex guards, and how handles are told apart.
 
+use super::allocations::HostPiece;
 use super::codes::{CONTEXT_IS_DESTROYED, INVALID_CONTEXT};
 use super::contexts::Context;
 use super::events::Event;
@@ -51,9 +52,11 @@ pub(super) struct State {
     pub(super) events: Vec<Event>,
     pub(super) free_events: Vec<usize>,
     pub(super) registrations: BTreeMap<usize, Registration>,
-    /// Registrations that vanished with their context, by address.
+    /// Registrations and allocations that vanished with their context, by address.
     pub(super) vanished: BTreeMap<usize, usize>,
-    pub(super) host_allocations: BTreeMap<usize, (ContextRef, u32, HostAllocation)>,
+    pub(super) host_allocations: BTreeMap<usize, HostPiece>,
+    /// The memory of allocations that vanished with their context.
+    pub(super) vanished_allocations: Vec<HostAllocation>,
     pub(super) device_memory: BTreeMap<u64, Arc<DeviceMemory>>,
     pub(super) next_device_address: u64,
     pub(super) pending_operations: usize,
@@ -77,6 +80,7 @@ impl State {
             registrations: BTreeMap::new(),
             vanished: BTreeMap::new(),
             host_allocations: BTreeMap::new(),
+            vanished_allocations: Vec::new(),
             device_memory: BTreeMap::new(),
             next_device_address: DEVICE_ADDRESSES,
             pending_operations: 0,

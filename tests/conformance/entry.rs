@@ -20,6 +20,14 @@ pub trait Entry {
     /// The plural query: memory type and device ordinal.
     fn memory_type_and_device(&self, address: usize) -> Answer<(u32, i32)>;
 
+    fn device_attribute(&self, attribute: i32, device: i32) -> Answer<i32>;
+    fn host_alloc(&self, bytes: usize, flags: u32) -> Answer<usize>;
+    fn host_free(&self, address: usize) -> Answer<()>;
+    fn host_flags(&self, address: usize) -> Answer<u32>;
+    fn managed_alloc(&self, bytes: usize, flags: u32) -> Answer<u64>;
+    /// `cuMemAdvise_v2`: the device shall be the preferred location.
+    fn prefer_device(&self, address: u64, bytes: usize, device: i32) -> Answer<()>;
+
     fn alloc(&self, bytes: usize) -> Answer<u64>;
     fn free(&self, address: u64) -> Answer<()>;
     /// `cuMemcpyHtoDAsync`; the caller keeps the host memory valid.

@@ -18,6 +18,13 @@ pub struct Library<'a> {
     gates: Mutex<HashMap<usize, Sender<()>>>,
 }
 
+/// `CUmemLocation`.
+#[repr(C)]
+struct Location {
+    kind: i32,
+    id: i32,
+}
+
 /// Calls a driver function by its symbol: the argument types make the prototype.
 macro_rules! call {
     ($self:ident, $symbol:literal $(, $argument:expr => $kind:ty)*) => {{
@@ -111,6 +118,33 @@ impl Entry for Library<'_> {
         call!(self, "cuPointerGetAttributes", 2 => u32, attributes.as_ptr() => *const u32,
             values.as_ptr() => *const *mut c_void, address as u64 => u64)?;
         Ok((memory_type, device))
+    }
+    fn device_attribute(&self, attribute: i32, device: i32) -> Answer<i32> {
+        let mut value = 0;
+        call!(self, "cuDeviceGetAttribute", &mut value => *mut i32, attribute => i32, device => i32)?;
+        Ok(value)
+    }
+    fn host_alloc(&self, bytes: usize, flags: u32) -> Answer<usize> {
+        let mut address = 0;
+        call!(self, "cuMemHostAlloc", &mut address => *mut usize, bytes => usize, flags => u32)?;
+        Ok(address)
+    }
+    fn host_free(&self, address: usize) -> Answer<()> {
+        call!(self, "cuMemFreeHost", address => usize)
+    }
+    fn host_flags(&self, address: usize) -> Answer<u32> {
+        let mut flags = 77;
+        call!(self, "cuMemHostGetFlags", &mut flags => *mut u32, address => usize)?;
+        Ok(flags)
+    }
+    fn managed_alloc(&self, bytes: usize, flags: u32) -> Answer<u64> {
+        let mut address = 0;
+        call!(self, "cuMemAllocManaged", &mut address => *mut u64, bytes => usize, flags => u32)?;
+        Ok(address)
+    }
+    fn prefer_device(&self, address: u64, bytes: usize, device: i32) -> Answer<()> {
+        let location = Location { kind: 1, id: device };
+        call!(self, "cuMemAdvise_v2", address => u64, bytes => usize, 3 => u32, location => Location)
     }
     fn alloc(&self, bytes: usize) -> Answer<u64> {
         let mut address = 0;

@@ -7,6 +7,7 @@ use std::alloc::Layout;
 
 const INVALID_VALUE: u32 = 1;
 const NOT_INITIALIZED: u32 = 3;
+const INVALID_DEVICE: u32 = 101;
 const INVALID_CONTEXT: u32 = 201;
 const INVALID_HANDLE: u32 = 400;
 const NOT_READY: u32 = 600;
@@ -16,6 +17,7 @@ const NOT_REGISTERED: u32 = 713;
 
 const PORTABLE: u32 = 1;
 const MEMORY_TYPE_HOST: u32 = 1;
+const CONCURRENT_MANAGED_ACCESS: i32 = 89;
 const PAGE: usize = 4096;
 const DEVICE: i32 = 0;
 const MIB: usize = 1 << 20;
@@ -33,6 +35,8 @@ pub fn all(cuda: &dyn Entry) {
     registrations_are_byte_exact(cuda);
     unregistering(cuda);
     copies_that_straddle(cuda);
+    host_allocations(cuda);
+    managed_allocations(cuda);
     what_an_address_is(cuda);
     events(cuda);
     events_of_another_context(cuda, primary);
@@ -141,6 +145,40 @@ fn unregistering(cuda: &dyn Entry) {
     assert_eq!(cuda.unregister(memory.at(3 * PAGE)), Err(NOT_REGISTERED), "an address it does not know");
     assert_eq!(cuda.unregister(memory.at(0)), Ok(()));
     assert_eq!(cuda.unregister(memory.at(0)), Err(NOT_REGISTERED), "a second time");
+}
+
+fn host_allocations(cuda: &dyn Entry) {
+    let memory = cuda.host_alloc(PAGE, PORTABLE).unwrap();
+    assert_eq!(cuda.memory_type(memory), Ok(MEMORY_TYPE_HOST));
+    assert_eq!(
+        cuda.host_flags(memory),
+        Ok(PORTABLE | 2),
+        "mapped for the device, as unified addressing implies"
+    );
+    assert_eq!(cuda.unregister(memory), Err(INVALID_VALUE), "it was not registered");
+    assert_eq!(cuda.host_free(memory + 1), Err(INVALID_VALUE), "an address inside it");
+    assert_eq!(cuda.host_free(memory), Ok(()));
+    assert_eq!(cuda.host_free(memory), Err(INVALID_VALUE), "twice");
+    assert_eq!(cuda.host_alloc(PAGE, 8), Err(INVALID_VALUE), "an unknown flag");
+    let registered = Memory::new(PAGE, 0);
+    cuda.register(registered.at(0), PAGE, PORTABLE).unwrap();
+    assert_eq!(cuda.host_free(registered.at(0)), Err(INVALID_VALUE));
+    assert_eq!(cuda.host_flags(registered.at(0)), Err(INVALID_VALUE));
+    cuda.unregister(registered.at(0)).unwrap();
+}
+
+fn managed_allocations(cuda: &dyn Entry) {
+    assert_eq!(cuda.managed_alloc(0, 1), Err(INVALID_VALUE), "zero bytes");
+    assert_eq!(cuda.managed_alloc(PAGE, 0), Err(INVALID_VALUE), "no attachment");
+    let memory = cuda.managed_alloc(PAGE, 1).unwrap();
+    let prefers = cuda.prefer_device(memory, PAGE, DEVICE);
+    let is_concurrent = cuda.device_attribute(CONCURRENT_MANAGED_ACCESS, DEVICE).unwrap() != 0;
+    assert_eq!(prefers, if is_concurrent { Ok(()) } else { Err(INVALID_DEVICE) });
+    assert_eq!(cuda.host_free(memory as usize), Err(INVALID_VALUE));
+    assert_eq!(cuda.free(memory), Ok(()));
+    assert_eq!(cuda.free(memory), Err(INVALID_VALUE), "twice");
+    let plain = Memory::new(PAGE, 0);
+    assert_eq!(cuda.prefer_device(plain.at(0) as u64, PAGE, DEVICE), Err(INVALID_VALUE), "not managed");
 }
 
 fn copies_that_straddle(cuda: &dyn Entry) {

@@ -74,6 +74,24 @@ impl Entry for Simulated {
             Err(code) => Err(code),
         }
     }
+    fn device_attribute(&self, attribute: i32, device: i32) -> Answer<i32> {
+        self.cuda().cu_device_get_attribute(attribute, device)
+    }
+    fn host_alloc(&self, bytes: usize, flags: u32) -> Answer<usize> {
+        self.cuda().cu_mem_host_alloc(bytes, flags).map(|address| address as usize)
+    }
+    fn host_free(&self, address: usize) -> Answer<()> {
+        self.cuda().cu_mem_free_host(address as *mut u8)
+    }
+    fn host_flags(&self, address: usize) -> Answer<u32> {
+        self.cuda().cu_mem_host_get_flags(address as *mut u8)
+    }
+    fn managed_alloc(&self, bytes: usize, flags: u32) -> Answer<u64> {
+        self.cuda().cu_mem_alloc_managed(bytes, flags)
+    }
+    fn prefer_device(&self, address: u64, bytes: usize, device: i32) -> Answer<()> {
+        self.cuda().cu_mem_advise(address, bytes, 3, (1, device))
+    }
     fn alloc(&self, bytes: usize) -> Answer<u64> {
         self.cuda().cu_mem_alloc(bytes)
     }

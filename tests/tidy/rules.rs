@@ -9,6 +9,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/os.rs",
     "src/driver/library.rs",
     "src/driver/cuda.rs",
+    "src/driver/cuda_memory.rs",
     "src/driver/table.rs",
     "src/driver/entry_points.rs",
     "src/driver/runtime.rs",

@@ -171,6 +171,21 @@ impl Control {
         call!(self.fake_cuda_portable_bytes() -> usize)
     }
 
+    /// Bytes of page-locked host memory that are allocated now (`cuMemHostAlloc`).
+    pub fn allocated_host_bytes(&self) -> usize {
+        call!(self.fake_cuda_allocated_host_bytes() -> usize)
+    }
+
+    /// Bytes of managed memory that are allocated now.
+    pub fn managed_bytes(&self) -> usize {
+        call!(self.fake_cuda_managed_bytes() -> usize)
+    }
+
+    /// How many managed allocations prefer a device.
+    pub fn preferring(&self) -> usize {
+        call!(self.fake_cuda_preferring() -> usize)
+    }
+
     /// Events that exist and take the time.
     pub fn timed_events(&self) -> usize {
         call!(self.fake_cuda_timed_events() -> usize)
@@ -194,6 +209,24 @@ impl Control {
     #[must_use]
     pub fn set_stepped(&self) -> bool {
         call!(self.fake_cuda_set_stepped() -> bool)
+    }
+
+    /// What the devices will answer for an attribute. False once a driver function was called.
+    #[must_use]
+    pub fn set_attribute(&self, number: i32, value: i32) -> bool {
+        call!(self.fake_cuda_set_attribute(number => i32, value => i32) -> bool)
+    }
+
+    /// The devices will refuse every registration (801). False once a driver function was called.
+    #[must_use]
+    pub fn set_confidential_computing(&self, on: bool) -> bool {
+        call!(self.fake_cuda_set_confidential_computing(on => bool) -> bool)
+    }
+
+    /// How many bytes can be page-locked at once. False once a driver function was called.
+    #[must_use]
+    pub fn set_pinned_bytes_max(&self, bytes: usize) -> bool {
+        call!(self.fake_cuda_set_pinned_bytes_max(bytes => usize) -> bool)
     }
 
     /// How many devices there will be. False once a driver function was called.

@@ -9,6 +9,10 @@ use std::time::Duration;
 pub(crate) struct Settings {
     pub(crate) devices: i32,
     pub(crate) clock: Clock,
+    /// Attributes (`CUdevice_attribute`) that differ from a data-centre device's.
+    pub(crate) attributes: Vec<(i32, i32)>,
+    pub(crate) confidential_computing: bool,
+    pub(crate) pinned_bytes_max: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,8 +33,21 @@ const TYPICAL: Clock = Clock::RealTime {
 
 static SETTINGS: LazyLock<Mutex<Settings>> = LazyLock::new(|| {
     let stepped = std::env::var("FAKE_CUDA_CLOCK").is_ok_and(|value| value == "stepped");
-    Mutex::new(Settings { devices: 1, clock: if stepped { Clock::Stepped } else { TYPICAL } })
+    Mutex::new(Settings {
+        devices: 1,
+        clock: if stepped { Clock::Stepped } else { TYPICAL },
+        attributes: attributes_from_environment(),
+        confidential_computing: std::env::var("FAKE_CUDA_CONFIDENTIAL").is_ok_and(|value| value == "1"),
+        pinned_bytes_max: usize::MAX,
+    })
 });
+
+/// `FAKE_CUDA_ATTRIBUTES`, for example `99=0,100=1`.
+fn attributes_from_environment() -> Vec<(i32, i32)> {
+    let list = std::env::var("FAKE_CUDA_ATTRIBUTES").unwrap_or_default();
+    let pairs = list.split(',').filter_map(|pair| pair.split_once('='));
+    pairs.filter_map(|(number, value)| Some((number.parse().ok()?, value.parse().ok()?))).collect()
+}
 
 static DEVICE: OnceLock<Sim> = OnceLock::new();
 
@@ -52,7 +69,13 @@ pub(crate) fn configure(change: impl FnOnce(&mut Settings)) -> bool {
 pub(crate) fn sim() -> &'static Sim {
     DEVICE.get_or_init(|| {
         let settings = settings().clone();
-        let builder = Sim::builder().devices(settings.devices);
+        let mut builder = Sim::builder()
+            .devices(settings.devices)
+            .confidential_computing(settings.confidential_computing)
+            .pinned_bytes_max(settings.pinned_bytes_max);
+        for (number, value) in settings.attributes {
+            builder = builder.attribute(number, value);
+        }
         let sim = match settings.clock {
             Clock::Stepped => builder.build(),
             Clock::RealTime { latency, bytes_per_second, register_per_page } => builder

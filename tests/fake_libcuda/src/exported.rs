@@ -111,6 +111,15 @@ controls! {
     /// The part of them that was registered as portable.
     fn fake_cuda_portable_bytes() -> usize { device::sim().portable_bytes() }
 
+    /// Bytes of page-locked host memory that are allocated now.
+    fn fake_cuda_allocated_host_bytes() -> usize { device::sim().allocated_host_bytes() }
+
+    /// Bytes of managed memory that are allocated now.
+    fn fake_cuda_managed_bytes() -> usize { device::sim().managed_bytes() }
+
+    /// How many managed allocations prefer a device.
+    fn fake_cuda_preferring() -> usize { device::sim().preferred_devices().len() }
+
     /// Events that exist and take the time.
     fn fake_cuda_timed_events() -> usize { device::sim().timed_events() }
 
@@ -127,6 +136,21 @@ controls! {
 
     /// The device will move only when it is stepped.
     fn fake_cuda_set_stepped() -> bool { device::configure(|settings| settings.clock = Clock::Stepped) }
+
+    /// What the devices will answer for an attribute (`CUdevice_attribute`).
+    fn fake_cuda_set_attribute(number: i32, value: i32) -> bool {
+        device::configure(|settings| settings.attributes.push((number, value)))
+    }
+
+    /// The devices will refuse every registration.
+    fn fake_cuda_set_confidential_computing(on: bool) -> bool {
+        device::configure(|settings| settings.confidential_computing = on)
+    }
+
+    /// How many bytes can be page-locked at once.
+    fn fake_cuda_set_pinned_bytes_max(bytes: usize) -> bool {
+        device::configure(|settings| settings.pinned_bytes_max = bytes)
+    }
 
     /// How many devices there will be; with 0, `cuInit` answers 100.
     fn fake_cuda_set_devices(count: i32) -> bool { device::configure(|settings| settings.devices = count) }

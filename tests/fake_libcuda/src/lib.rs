@@ -14,7 +14,9 @@
 //!
 //! Environment, read when the library is first called: `FAKE_CUDA_CLOCK=stepped` (default: real time),
 //! `FAKE_CUDA_STUB=1` (every function answers 34, as the toolkit's link-time stub does), `FAKE_CUDA_REFUSE=801`
-//! (registering and unregistering answer that code; with 0 they answer success and do nothing).
+//! (registering and unregistering answer that code; with 0 they answer success and do nothing),
+//! `FAKE_CUDA_CONFIDENTIAL=1` (registering answers 801, allocating works), `FAKE_CUDA_ATTRIBUTES=99=0,100=1`
+//! (what the devices answer for these attributes).
 
 pub mod abi;
 pub mod control;

@@ -17,6 +17,16 @@ const RANGE_START: u32 = 11;
 const RANGE_SIZE: u32 = 12;
 const MAPPED: u32 = 13;
 
+/// `CU_DEVICE_CPU`, how the first version of the advice names the host.
+const CPU: i32 = -1;
+
+/// `CUmemLocation`.
+#[repr(C)]
+pub struct Location {
+    kind: i32,
+    id: i32,
+}
+
 exports! { functions:
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) |cuda| {
         let (free_now, total_now) = cuda.cu_mem_get_info()?;
@@ -56,6 +66,12 @@ exports! { functions:
     fn cuMemAllocHost_v2(address: *mut *mut u8, bytes: usize) |cuda|
         out(address, || cuda.cu_mem_host_alloc(bytes, 0));
     fn cuMemFreeHost(address: *mut u8) |cuda| cuda.cu_mem_free_host(address);
+    fn cuMemAllocManaged(address: *mut u64, bytes: usize, flags: u32) |cuda|
+        out(address, || cuda.cu_mem_alloc_managed(bytes, flags));
+    fn cuMemAdvise(address: u64, bytes: usize, advice: u32, device: i32) |cuda|
+        cuda.cu_mem_advise(address, bytes, advice, if device == CPU { (2, 0) } else { (1, device) });
+    fn cuMemAdvise_v2(address: u64, bytes: usize, advice: u32, location: Location) |cuda|
+        cuda.cu_mem_advise(address, bytes, advice, (location.kind, location.id));
     fn cuMemHostGetFlags(flags: *mut u32, address: *mut u8) |cuda|
         out(flags, || cuda.cu_mem_host_get_flags(address));
     fn cuMemHostGetDevicePointer_v2(device: *mut u64, address: *mut u8, flags: u32) |cuda|

@@ -20,7 +20,7 @@ unsupported! {
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxPotentialBlockSize
     cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize
     cuGraphInstantiateWithFlags cuGraphLaunch cuGraphUpload cuGraphDestroy cuGraphExecDestroy
-    cuMemAllocManaged cuMemAdvise cuMemAdvise_v2 cuMemPrefetchAsync cuMemPrefetchAsync_v2 cuStreamAttachMemAsync
+    cuMemPrefetchAsync cuMemPrefetchAsync_v2 cuStreamAttachMemAsync
     cuMemPoolCreate cuMemPoolDestroy cuMemPoolTrimTo cuMemPoolGetAttribute cuMemPoolSetAttribute
     cuMemAllocFromPoolAsync cuDeviceGetDefaultMemPool cuDeviceGetMemPool cuDeviceSetMemPool
     cuImportExternalMemory cuDestroyExternalMemory cuExternalMemoryGetMappedBuffer
