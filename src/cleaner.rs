@@ -204,7 +204,7 @@ impl Cleaner {
             block.contexts_are_idle();
             self.home.pending.insert(Stage::Done, block);
         } else {
-            self.home.counts.wait_failures.add(1);
+            self.home.counts.class(block.class()).wait_failures.add(1);
             self.quarantine(block, "the contexts could not be waited for");
         }
     }
@@ -231,7 +231,7 @@ impl Cleaner {
             self.home.contexts.forget_gone();
         }
         if let Some(block) = self.home.pending.remove(class, id) {
-            self.home.counts.wait_failures.add(1);
+            self.home.counts.class(class).wait_failures.add(1);
             tracing::debug!(%error, bytes = class.bytes(), "a recorded use could not be waited for");
             self.quarantine(block, &error.to_string());
         }
@@ -256,7 +256,7 @@ impl Cleaner {
     fn finish(&mut self, block: Returned) {
         self.idle_since = None;
         if let Some(returned_at) = block.returned_at() {
-            self.home.counts.wait_ns.add(returned_at.elapsed().as_nanos() as u64);
+            self.home.counts.class(block.class()).wait_ns.add(returned_at.elapsed().as_nanos() as u64);
         }
         if self.home.is_lost() && block.is_pinned() {
             return self.quarantine(block, "the device is lost");
@@ -319,8 +319,9 @@ impl Cleaner {
             }
         }
         if whole_bytes > 0 {
-            self.home.counts.zeroed_bytes.add(whole_bytes as u64);
-            self.home.counts.zero_ns.add(zeroing.as_nanos() as u64);
+            let counts = self.home.counts.class(block.class());
+            counts.zeroed_bytes.add(whole_bytes as u64);
+            counts.zero_ns.add(zeroing.as_nanos() as u64);
         }
         match block.into_ready(&self.home.driver) {
             Ok(ready) => self.shelve(ready),

@@ -161,7 +161,7 @@ fn hand_out(home: &Arc<Home>, block: Returned, zeroed: bool) -> Out {
     counts.settled[block.epoch()].of(pinned).add(1);
     counts.harvested.of(pinned).add(1);
     if let Some(returned_at) = block.returned_at() {
-        home.counts.wait_ns.add(returned_at.elapsed().as_nanos() as u64);
+        counts.wait_ns.add(returned_at.elapsed().as_nanos() as u64);
     }
     let proof = block.proof();
     let mut block = block.settle(&home.driver, proof);
@@ -169,8 +169,8 @@ fn hand_out(home: &Arc<Home>, block: Returned, zeroed: bool) -> Out {
         let started = Instant::now();
         let whole_bytes = block.dirty_bytes();
         while block.zero_step(&home.driver, whole_bytes) > 0 {}
-        home.counts.zeroed_bytes.add(whole_bytes as u64);
-        home.counts.zero_ns.add(started.elapsed().as_nanos() as u64);
+        counts.zeroed_bytes.add(whole_bytes as u64);
+        counts.zero_ns.add(started.elapsed().as_nanos() as u64);
     }
     home.progress.announce();
     block.hand_out(&home.driver)

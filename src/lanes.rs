@@ -315,12 +315,12 @@ pub(crate) fn retire(home: &Arc<Home>, block: Retiring) {
     match block.release(&home.driver) {
         Released::Pageable => {}
         Released::Unregistered => {
-            home.counts.unregistered(bytes);
+            home.counts.unregistered(class);
             counts.retiring.subtract(1);
         }
         Released::Quarantined(error) => {
             home.note_device_error(&error);
-            home.counts.unregistration_failures.add(1);
+            counts.unregistration_failures.add(1);
             counts.quarantined.of(true).add(1);
             counts.retiring.subtract(1);
             home.note_quarantine(|| format!("{bytes} bytes could not be unregistered: {error}"));

@@ -83,17 +83,17 @@ pub(crate) fn register(
     block.populate();
     let result = with_current(&home.driver, context.handle, || block.register(&home.driver, context.clone()))
         .and_then(|result| result);
-    home.counts.register_ns.add(started.elapsed().as_nanos() as u64);
+    home.counts.class(block.class()).register_ns.add(started.elapsed().as_nanos() as u64);
     home.note_registration(result.as_ref().map(|_| ()));
     match result {
         Ok(()) => {
-            home.counts.registered(bytes);
+            home.counts.registered(block.class());
             tracing::debug!(bytes, elapsed = ?started.elapsed(), "page-locked");
             Ok(())
         }
         Err(error) => {
             home.counts.unreserve(bytes);
-            home.counts.registration_failures.add(1);
+            home.counts.class(block.class()).registration_failures.add(1);
             if home.note_device_error(&error) == Severity::Gone {
                 context.mark_gone();
                 home.contexts.forget_gone();

@@ -4,6 +4,11 @@
 //! gauges are differences of counts: a block given and not yet returned is checked out. So `take` and
 //! `drop` each touch one counter, and a forgotten update shows as an equation that does not hold.
 
+mod snapshot;
+mod summary;
+
+pub use snapshot::{ClassStats, Stats};
+
 use crate::size_class::{CLASS_COUNT, SizeClass};
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -67,11 +72,25 @@ pub(crate) struct ClassCounts {
     /// Blocks that the cleaner put on the shelf.
     pub(crate) recycled: Count,
     pub(crate) evictions: Count,
+    /// Let go because nobody needed them for as long as the settings say.
+    pub(crate) aged_out: Count,
+    /// Freed after their return without being page-locked: the cap has no room for them.
+    pub(crate) passed_over: Count,
     /// Evicted and page-locked, not yet unregistered.
     pub(crate) retiring: Count,
     pub(crate) quarantined: Split,
     /// Page-locked ahead or by `take_pinned`, and on their way to a shelf or a caller.
     pub(crate) staging: Count,
+    pub(crate) registrations: Count,
+    pub(crate) registration_failures: Count,
+    pub(crate) unregistrations: Count,
+    pub(crate) unregistration_failures: Count,
+    pub(crate) record_failures: Count,
+    pub(crate) wait_failures: Count,
+    pub(crate) zeroed_bytes: Count,
+    pub(crate) zero_ns: Count,
+    pub(crate) register_ns: Count,
+    pub(crate) wait_ns: Count,
 }
 
 /// What a class's shelf counts by itself, pageable and pinned.
@@ -120,6 +139,18 @@ impl ClassCounts {
             returned,
             recycled: self.recycled.read(),
             evictions: self.evictions.read(),
+            aged_out: self.aged_out.read(),
+            passed_over: self.passed_over.read(),
+            registrations: self.registrations.read(),
+            registration_failures: self.registration_failures.read(),
+            unregistrations: self.unregistrations.read(),
+            unregistration_failures: self.unregistration_failures.read(),
+            record_failures: self.record_failures.read(),
+            wait_failures: self.wait_failures.read(),
+            zeroed_bytes: self.zeroed_bytes.read(),
+            zero_time: Duration::from_nanos(self.zero_ns.read()),
+            register_time: Duration::from_nanos(self.register_ns.read()),
+            wait_time: Duration::from_nanos(self.wait_ns.read()),
             pooled_buffers: (shelf.pooled[0] + shelf.pooled[1]) as usize,
             pooled_pinned_buffers: shelf.pooled[1] as usize,
             queued_buffers: minus(returned, settled),
@@ -138,17 +169,7 @@ impl ClassCounts {
 #[derive(Debug)]
 pub(crate) struct Counts {
     classes: Box<[ClassCounts]>,
-    pub(crate) registrations: Count,
-    pub(crate) registration_failures: Count,
-    pub(crate) unregistrations: Count,
-    pub(crate) unregistration_failures: Count,
-    pub(crate) record_failures: Count,
-    pub(crate) wait_failures: Count,
     pub(crate) context_waits: Count,
-    pub(crate) zeroed_bytes: Count,
-    pub(crate) zero_ns: Count,
-    pub(crate) register_ns: Count,
-    pub(crate) wait_ns: Count,
     /// Bytes that are registered or about to be; what the ceiling is held against.
     reserved_bytes: AtomicUsize,
     /// Independent of all the counts above: moved only where the driver registered or unregistered.
@@ -160,17 +181,7 @@ impl Default for Counts {
     fn default() -> Self {
         Self {
             classes: (0..CLASS_COUNT).map(|_| ClassCounts::default()).collect(),
-            registrations: Count::default(),
-            registration_failures: Count::default(),
-            unregistrations: Count::default(),
-            unregistration_failures: Count::default(),
-            record_failures: Count::default(),
-            wait_failures: Count::default(),
             context_waits: Count::default(),
-            zeroed_bytes: Count::default(),
-            zero_ns: Count::default(),
-            register_ns: Count::default(),
-            wait_ns: Count::default(),
             reserved_bytes: AtomicUsize::new(0),
             registered_bytes: AtomicUsize::new(0),
             peak_registered_bytes: AtomicUsize::new(0),
@@ -200,15 +211,17 @@ impl Counts {
     }
 
     /// The driver registered what was reserved.
-    pub(crate) fn registered(&self, bytes: usize) {
-        self.registrations.add(1);
+    pub(crate) fn registered(&self, class: SizeClass) {
+        let bytes = class.bytes();
+        self.class(class).registrations.add(1);
         let before = self.registered_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.peak_registered_bytes.fetch_max(before + bytes, Ordering::Relaxed);
     }
 
     /// The driver unregistered.
-    pub(crate) fn unregistered(&self, bytes: usize) {
-        self.unregistrations.add(1);
+    pub(crate) fn unregistered(&self, class: SizeClass) {
+        let bytes = class.bytes();
+        self.class(class).unregistrations.add(1);
         self.registered_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.unreserve(bytes);
     }
@@ -240,6 +253,7 @@ impl Counts {
             .filter(|class| *class != ClassStats { class_bytes: class.class_bytes, ..ClassStats::default() })
             .collect();
         let sum = |pick: fn(&ClassStats) -> u64| classes.iter().map(pick).sum::<u64>();
+        let time = |pick: fn(&ClassStats) -> Duration| classes.iter().map(pick).sum::<Duration>();
         let buffers = |pick: fn(&ClassStats) -> usize| classes.iter().map(pick).sum::<usize>();
         let bytes = |pick: fn(&ClassStats) -> usize| {
             classes
@@ -255,12 +269,14 @@ impl Counts {
             returned: sum(|class| class.returned),
             recycled: sum(|class| class.recycled),
             evictions: sum(|class| class.evictions),
-            registrations: self.registrations.read(),
-            registration_failures: self.registration_failures.read(),
-            unregistrations: self.unregistrations.read(),
-            unregistration_failures: self.unregistration_failures.read(),
-            record_failures: self.record_failures.read(),
-            wait_failures: self.wait_failures.read(),
+            aged_out: sum(|class| class.aged_out),
+            passed_over: sum(|class| class.passed_over),
+            registrations: sum(|class| class.registrations),
+            registration_failures: sum(|class| class.registration_failures),
+            unregistrations: sum(|class| class.unregistrations),
+            unregistration_failures: sum(|class| class.unregistration_failures),
+            record_failures: sum(|class| class.record_failures),
+            wait_failures: sum(|class| class.wait_failures),
             context_waits: self.context_waits.read(),
             pooled_buffers: buffers(|class| class.pooled_buffers),
             pooled_bytes: bytes(|class| class.pooled_buffers),
@@ -278,138 +294,11 @@ impl Counts {
             quarantined_pinned_bytes: bytes(|class| class.quarantined_pinned_buffers),
             registered_bytes: self.registered_bytes(),
             peak_registered_bytes: self.peak_registered_bytes.load(Ordering::Relaxed),
-            zeroed_bytes: self.zeroed_bytes.read(),
-            zero_time: Duration::from_nanos(self.zero_ns.read()),
-            register_time: Duration::from_nanos(self.register_ns.read()),
-            wait_time: Duration::from_nanos(self.wait_ns.read()),
+            zeroed_bytes: sum(|class| class.zeroed_bytes),
+            zero_time: time(|class| class.zero_time),
+            register_time: time(|class| class.register_time),
+            wait_time: time(|class| class.wait_time),
             classes,
         }
     }
-}
-
-/// A snapshot of what a pool did and holds. Bytes are bytes of memory, not of requests.
-///
-/// While buffers move, the numbers are read one after the other; at a quiet moment they satisfy
-/// [`Stats::is_balanced`].
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Takes served by a page-locked block from the shelf.
-    pub hits: u64,
-    /// Takes served by a pooled block that is not page-locked, because nothing could be.
-    pub unpinned_hits: u64,
-    /// Takes that mapped fresh memory.
-    pub misses: u64,
-    /// Takes served by a returned block that the cleaner had not shelved yet.
-    pub harvested: u64,
-    /// Guards dropped.
-    pub returned: u64,
-    /// Returned blocks that went to a shelf.
-    pub recycled: u64,
-    /// Blocks page-locked (`cuMemHostRegister`).
-    pub registrations: u64,
-    /// Refused page-lockings; the block stayed pageable and was freed.
-    pub registration_failures: u64,
-    /// Blocks unregistered (`cuMemHostUnregister`).
-    pub unregistrations: u64,
-    /// Failed unregistrations; the memory is quarantined.
-    pub unregistration_failures: u64,
-    /// Blocks let go from a shelf: over the cap, lowered cap, `trim_to`, `clear`, `shutdown`.
-    pub evictions: u64,
-    /// Failed `record_last_use` calls.
-    pub record_failures: u64,
-    /// Blocks quarantined because the driver could not say that the device is done with them.
-    pub wait_failures: u64,
-    /// Context-wide waits made for blocks without a record (`cuCtxSynchronize`), one a context and batch.
-    pub context_waits: u64,
-    /// Blocks on shelves.
-    pub pooled_buffers: usize,
-    /// Bytes on shelves; never above the cap.
-    pub pooled_bytes: usize,
-    /// Page-locked bytes on shelves.
-    pub pooled_pinned_bytes: usize,
-    /// Guards alive.
-    pub checked_out_buffers: usize,
-    /// Bytes of guards alive.
-    pub checked_out_bytes: usize,
-    /// Page-locked bytes of guards alive.
-    pub checked_out_pinned_bytes: usize,
-    /// Dropped, not yet dealt with.
-    pub queued_buffers: usize,
-    /// Bytes dropped, not yet dealt with.
-    pub queued_bytes: usize,
-    /// Page-locked bytes dropped, not yet dealt with.
-    pub queued_pinned_bytes: usize,
-    /// Evicted and not yet unregistered.
-    pub retiring_bytes: usize,
-    /// Page-locked by `prewarm` or `take_pinned` and not yet on a shelf or with the caller.
-    pub staging_bytes: usize,
-    /// Held for a captured graph.
-    pub held_bytes: usize,
-    /// Deliberately leaked.
-    pub quarantined_bytes: usize,
-    /// Deliberately leaked and still page-locked.
-    pub quarantined_pinned_bytes: usize,
-    /// Page-locked now, counted where the driver is called.
-    pub registered_bytes: usize,
-    /// The most that was ever page-locked at once.
-    pub peak_registered_bytes: usize,
-    /// Bytes re-zeroed, by the cleaner and by harvesting takers.
-    pub zeroed_bytes: u64,
-    /// Time spent re-zeroing.
-    pub zero_time: Duration,
-    /// Time spent page-locking, faulting pages in included.
-    pub register_time: Duration,
-    /// Sum over blocks of the time between their return and the end of their wait.
-    pub wait_time: Duration,
-    /// The same per class, for every class that was ever used, smallest first.
-    pub classes: Vec<ClassStats>,
-}
-
-impl Stats {
-    /// The accounting equation, true at every quiet moment: what is registered is what is pooled, checked
-    /// out, queued, retiring, staged, held or quarantined, each in its page-locked part.
-    pub fn is_balanced(&self) -> bool {
-        self.registered_bytes
-            == self.pooled_pinned_bytes
-                + self.checked_out_pinned_bytes
-                + self.queued_pinned_bytes
-                + self.retiring_bytes
-                + self.staging_bytes
-                + self.held_bytes
-                + self.quarantined_pinned_bytes
-    }
-
-    /// Takes served without mapping fresh memory, as a share of all takes; 1 when there were none.
-    pub fn hit_rate(&self) -> f64 {
-        let hits = self.hits + self.unpinned_hits + self.harvested;
-        let takes = hits + self.misses;
-        if takes == 0 { 1.0 } else { hits as f64 / takes as f64 }
-    }
-}
-
-/// One class's part of [`Stats`].
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-#[non_exhaustive]
-#[allow(missing_docs)] // Each field is the field of the same name in `Stats`.
-pub struct ClassStats {
-    /// Bytes of every block of the class, a power of two.
-    pub class_bytes: usize,
-    pub hits: u64,
-    pub unpinned_hits: u64,
-    pub misses: u64,
-    pub harvested: u64,
-    pub returned: u64,
-    pub recycled: u64,
-    pub evictions: u64,
-    pub pooled_buffers: usize,
-    pub pooled_pinned_buffers: usize,
-    pub queued_buffers: usize,
-    pub queued_pinned_buffers: usize,
-    pub checked_out_buffers: usize,
-    pub checked_out_pinned_buffers: usize,
-    pub retiring_buffers: usize,
-    pub staging_buffers: usize,
-    pub quarantined_buffers: usize,
-    pub quarantined_pinned_buffers: usize,
 }

@@ -58,7 +58,7 @@ impl PinnedBuffer {
                 Ok(())
             }
             Err(error) => {
-                home.counts.record_failures.add(1);
+                home.counts.class(block.class()).record_failures.add(1);
                 block.worsen(if error == Error::Capturing { Fate::Captured } else { Fate::RecordFailed });
                 Err(error)
             }

@@ -127,7 +127,7 @@ impl Caretaker {
         let counts = &self.home.counts;
         // Without a ceiling: what a caller asks for by name is the caller's to limit.
         counts.reserve(block.class().bytes(), usize::MAX);
-        counts.registered(block.class().bytes());
+        counts.registered(block.class());
         counts.class(block.class()).misses.of(true).add(1);
         Ok(())
     }
