@@ -1,7 +1,6 @@
 //! How the cleaner sleeps and is woken: the only place where a caller may wake a thread.
 
-use crate::sync::Ordering;
-use crate::sync::modelled::{AtomicU32, Mutex, nap, ordered, thread};
+use crate::sync::{AtomicU32, Mutex, Ordering, thread};
 use std::time::Duration;
 
 /// How the cleaner sleeps and is woken.
@@ -34,7 +33,6 @@ impl Bell {
     pub(crate) fn ring(&self) -> Ring {
         // The flag was set before this load, and `park` says "parked" before its last look at the flags,
         // all four sequentially consistent: one of the two sides sees the other.
-        ordered();
         if self.state.load(Ordering::SeqCst) == AWAKE { Ring::Heard } else { self.ring_hard() }
     }
 
@@ -65,7 +63,7 @@ impl Bell {
 
     /// Sleeps for at most `duration`, or until `ring_hard`.
     pub(crate) fn nap(&self, duration: Duration) {
-        nap(duration);
+        thread::park_timeout(duration);
     }
 
     /// Sleeps until rung, unless `must_look` finds something at the last moment.
@@ -73,7 +71,6 @@ impl Bell {
         if self.state.compare_exchange(AWAKE, PARKED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return;
         }
-        ordered();
         while !must_look() && self.state.load(Ordering::SeqCst) == PARKED {
             thread::park();
         }
@@ -84,7 +81,6 @@ impl Bell {
     pub(crate) fn stop(&self, must_look: impl Fn() -> bool) -> bool {
         *self.sleeper.lock() = None;
         self.state.store(STOPPED, Ordering::SeqCst);
-        ordered();
         if must_look()
             && self.state.compare_exchange(STOPPED, AWAKE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
         {
@@ -174,106 +170,5 @@ mod tests {
             bell.ring();
         }
         thread.join().unwrap();
-    }
-}
-
-/// `cargo loom`: every interleaving of the wake-up protocol. Each model
-/// is named for its promise, and fails when the line of the protocol that it is about is taken out.
-#[cfg(all(test, loom))]
-mod loom_tests {
-    use super::*;
-    use crate::inbox::Inbox;
-    use crate::size_class::SizeClass;
-    use crate::sync::Arc;
-
-    type Shared = Arc<(Bell, Inbox<u32>)>;
-
-    fn shared() -> Shared {
-        Arc::new((Bell::default(), Inbox::default()))
-    }
-
-    fn drop_one(shared: &Shared) -> Ring {
-        shared.1.push(SizeClass::of(1).unwrap(), 1);
-        shared.0.ring()
-    }
-
-    fn take_all(shared: &Shared) -> usize {
-        let flagged = shared.1.take_flags();
-        flagged.map(|class| std::iter::from_fn(|| shared.1.pop(class)).count()).sum()
-    }
-
-    /// Fault: `park` without its last look sleeps for ever, which loom reports as a deadlock.
-    #[test]
-    fn loom_a_return_is_never_slept_through() {
-        // Three threads: without a bound the run takes minutes, and a lost wake-up needs two switches.
-        let mut model = loom::model::Builder::new();
-        model.preemption_bound = Some(3);
-        model.check(|| {
-            let shared = shared();
-            assert_eq!(shared.0.ring(), Ring::StartThread);
-            let cleaner = {
-                let shared = shared.clone();
-                thread::spawn(move || {
-                    shared.0.attach();
-                    let mut seen = 0;
-                    while seen < 2 {
-                        shared.0.park(|| shared.1.has_arrivals());
-                        seen += take_all(&shared);
-                    }
-                })
-            };
-            let other = {
-                let shared = shared.clone();
-                thread::spawn(move || assert_eq!(drop_one(&shared), Ring::Heard))
-            };
-            assert_eq!(drop_one(&shared), Ring::Heard);
-            other.join().unwrap();
-            cleaner.join().unwrap();
-        });
-    }
-
-    /// Fault: `stop` without its last look leaves a return that nobody deals with.
-    #[test]
-    fn loom_a_return_during_the_stop_is_dealt_with_by_exactly_one_thread() {
-        loom::model(|| {
-            let shared = shared();
-            assert_eq!(shared.0.ring(), Ring::StartThread);
-            let cleaner = {
-                let shared = shared.clone();
-                thread::spawn(move || {
-                    shared.0.attach();
-                    let mut seen = take_all(&shared);
-                    while !shared.0.stop(|| shared.1.has_arrivals()) {
-                        seen += take_all(&shared);
-                    }
-                    seen
-                })
-            };
-            let mut seen = 0;
-            if drop_one(&shared) == Ring::StartThread {
-                // This thread plays the one that it has the duty to start.
-                shared.0.attach();
-                // The old one may have seen the return before it stopped; then this one was started for nothing.
-                seen = take_all(&shared);
-            }
-            seen += cleaner.join().unwrap();
-            assert_eq!(seen, 1, "nobody saw the return");
-        });
-    }
-
-    /// Fault: a `store` instead of the exchange in `ring_hard` starts two threads.
-    #[test]
-    fn loom_only_one_of_two_first_returns_starts_the_thread() {
-        loom::model(|| {
-            let shared = shared();
-            let other = {
-                let shared = shared.clone();
-                thread::spawn(move || drop_one(&shared))
-            };
-            let mine = drop_one(&shared);
-            let rings = [mine, other.join().unwrap()];
-            assert_eq!(rings.iter().filter(|ring| **ring == Ring::StartThread).count(), 1);
-            assert_eq!(take_all(&shared), 2);
-        });
     }
 }

@@ -20,7 +20,7 @@ use crate::notes::Notes;
 use crate::pages::Pages;
 use crate::regions;
 use crate::size_class::SizeClass;
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Instant, Mutex};
 use crate::zero;
 use smallvec::SmallVec;
 use std::mem::ManuallyDrop;
@@ -50,7 +50,7 @@ struct Body {
     uses: Uses,
     /// Behind a lock, because an integration notes a read of the device through a shared reference.
     notes: Mutex<Notes>,
-    returned_at: Option<std::time::Instant>,
+    returned_at: Option<Instant>,
     /// The name of the pages in the record of page-locked regions, while they are registered.
     region: Option<regions::Token>,
 }
@@ -245,11 +245,11 @@ impl Returned {
         self.0.generation
     }
 
-    pub(crate) fn stamp(&mut self, now: std::time::Instant) {
+    pub(crate) fn stamp(&mut self, now: Instant) {
         self.0.returned_at = Some(now);
     }
 
-    pub(crate) fn returned_at(&self) -> Option<std::time::Instant> {
+    pub(crate) fn returned_at(&self) -> Option<Instant> {
         self.0.returned_at
     }
 

@@ -24,8 +24,8 @@ use crate::pending::Stage;
 use crate::queues::{Failure, Queues};
 use crate::shelf::Placed;
 use crate::size_class::SizeClass;
-use crate::sync::{Arc, thread};
-use std::time::{Duration, Instant};
+use crate::sync::{Arc, Instant, thread};
+use std::time::Duration;
 
 const NAP_MIN: Duration = Duration::from_micros(5);
 const NAP_MAX: Duration = Duration::from_millis(1);

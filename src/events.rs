@@ -8,7 +8,7 @@ use crate::contexts::{Context, with_current};
 use crate::driver::{CaptureMode, Driver, EventHandle, StreamHandle};
 use crate::error::{CallError, Error};
 use crate::stream::StreamRef;
-use crate::sync::{Arc, AtomicU64, Ordering, push_reserved};
+use crate::sync::{Arc, Ordering, fixed, push_reserved};
 
 /// One recorded use of a buffer: the device is done with it when the event is complete.
 #[derive(Debug)]
@@ -142,13 +142,13 @@ pub(crate) fn with_relaxed_capture<R>(driver: &Driver, action: impl FnOnce() -> 
 }
 
 fn next_sequence() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
+    static NEXT: fixed::AtomicU64 = fixed::AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A number for the calling thread that no other thread of the process ever has.
 fn thread_number() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
+    static NEXT: fixed::AtomicU64 = fixed::AtomicU64::new(1);
     thread_local! {
         static NUMBER: u64 = NEXT.fetch_add(1, Ordering::Relaxed);
     }

@@ -9,8 +9,8 @@ use crate::events::with_relaxed_capture;
 use crate::home::Home;
 use crate::pending::Stage;
 use crate::size_class::SizeClass;
-use crate::sync::{Arc, from_now, thread};
-use std::time::{Duration, Instant};
+use crate::sync::{Arc, Instant, from_now, spin_loop, thread};
+use std::time::Duration;
 
 /// Event queries that one take may make in vain; a stuck stream must not make takes slow.
 const QUERIES_MAX: usize = 8;
@@ -59,7 +59,7 @@ pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) ->
                 return None;
             }
             spins += 1;
-            if spins % SPINS == 0 { thread::yield_now() } else { std::hint::spin_loop() }
+            if spins % SPINS == 0 { thread::yield_now() } else { spin_loop() }
         }
         if deadline.is_some_and(|deadline| Instant::now() > deadline) {
             return None;

@@ -12,9 +12,11 @@ use crate::pending::Pending;
 use crate::shelf::Shelf;
 use crate::sleepers::Sleepers;
 use crate::stats::{Counts, Stats};
-use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicUsize, Mutex, Ordering, Progress, from_now, thread};
+use crate::sync::{
+    Arc, AtomicBool, AtomicU32, AtomicUsize, Instant, Mutex, Ordering, Progress, from_now, thread,
+};
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Refusals in a row after which registering pauses, and for how long.
 const FAILURES_BEFORE_PAUSE: u32 = 8;

@@ -5,15 +5,15 @@
 //! `bell.rs` wakes the cleaner, but only when it sleeps without a timer.
 
 use crate::size_class::{CLASS_COUNT, SizeClass};
-use crate::sync::modelled::AtomicU64;
-use crate::sync::{OnceLock, Ordering};
+use crate::sync::{AtomicU64, OnceLock, Ordering};
 #[cfg(not(loom))]
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, unbounded};
 #[cfg(loom)]
 use shim::{Receiver, Sender, TrySendError, bounded, unbounded};
 
 /// Returned blocks of one class that wait without an allocation; more go to the overflow.
-const SLOTS_PER_CLASS: usize = 1024;
+/// In a model the second one does.
+const SLOTS_PER_CLASS: usize = if cfg!(loom) { 1 } else { 1024 };
 
 /// Both ends of a channel; they live together, so neither is ever disconnected.
 type Ends<T> = (Sender<T>, Receiver<T>);
@@ -148,14 +148,19 @@ impl<T> LaneQueue<T> {
 /// same names and as much of their behaviour as is used here.
 #[cfg(loom)]
 mod shim {
-    use crate::sync::Arc;
-    use crate::sync::modelled::Mutex;
+    use crate::sync::{Arc, Condvar, Mutex};
     use std::collections::VecDeque;
 
     #[derive(Debug)]
-    pub(super) struct Sender<T>(Arc<Mutex<VecDeque<T>>>, usize);
+    pub(super) struct Channel<T> {
+        queue: Mutex<VecDeque<T>>,
+        filled: Condvar,
+    }
+
     #[derive(Debug)]
-    pub(super) struct Receiver<T>(Arc<Mutex<VecDeque<T>>>);
+    pub(super) struct Sender<T>(Arc<Channel<T>>, usize);
+    #[derive(Debug)]
+    pub(super) struct Receiver<T>(Arc<Channel<T>>);
     #[derive(Debug)]
     pub(super) enum TrySendError<T> {
         Full(T),
@@ -164,8 +169,8 @@ mod shim {
     }
 
     pub(super) fn bounded<T>(slots: usize) -> (Sender<T>, Receiver<T>) {
-        let queue = Arc::new(Mutex::new(VecDeque::new()));
-        (Sender(queue.clone(), slots), Receiver(queue))
+        let channel = Arc::new(Channel { queue: Mutex::new(VecDeque::new()), filled: Condvar::new() });
+        (Sender(channel.clone(), slots), Receiver(channel))
     }
 
     pub(super) fn unbounded<T>() -> (Sender<T>, Receiver<T>) {
@@ -174,11 +179,13 @@ mod shim {
 
     impl<T> Sender<T> {
         pub(super) fn try_send(&self, value: T) -> Result<(), TrySendError<T>> {
-            let mut queue = self.0.lock();
+            let mut queue = self.0.queue.lock();
             if queue.len() == self.1 {
                 return Err(TrySendError::Full(value));
             }
             queue.push_back(value);
+            drop(queue);
+            self.0.filled.notify_all();
             Ok(())
         }
 
@@ -189,16 +196,21 @@ mod shim {
 
     impl<T> Receiver<T> {
         pub(super) fn try_recv(&self) -> Result<T, ()> {
-            self.0.lock().pop_front().ok_or(())
+            self.0.queue.lock().pop_front().ok_or(())
         }
 
-        /// The lanes are not modelled.
         pub(super) fn recv(&self) -> Result<T, ()> {
-            unimplemented!("no model waits in a channel")
+            let mut queue = self.0.queue.lock();
+            loop {
+                if let Some(value) = queue.pop_front() {
+                    return Ok(value);
+                }
+                self.0.filled.wait(&mut queue);
+            }
         }
 
         pub(super) fn is_empty(&self) -> bool {
-            self.0.lock().is_empty()
+            self.0.queue.lock().is_empty()
         }
     }
 

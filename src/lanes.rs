@@ -14,12 +14,11 @@ use crate::home::Home;
 use crate::inbox::LaneQueue;
 use crate::os::tune_background_thread;
 use crate::registrar::{self, NotRegistered};
-use crate::sync::{Arc, AtomicBool, Mutex, Ordering, thread};
+use crate::sync::{Arc, AtomicBool, Instant, Mutex, Ordering, thread};
 use std::collections::VecDeque;
-use std::time::Instant;
 
 /// Jobs and results that wait without an allocation; the cleaner keeps what does not fit.
-const SLOTS: usize = 1024;
+const SLOTS: usize = if cfg!(loom) { 1 } else { 1024 };
 
 /// What a lane is told.
 enum Job<T> {

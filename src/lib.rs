@@ -40,6 +40,7 @@
 //! 8: cleaner
 //! 9: pool pin
 //! 10: global interop
+//! 11: models
 
 #[doc = include_str!("../docs/architecture.md")]
 pub mod architecture {}
@@ -103,6 +104,10 @@ mod pool;
 
 mod global;
 mod interop;
+
+#[cfg(loom)]
+#[doc(hidden)]
+pub mod models;
 
 pub use buffer::PinnedBuffer;
 pub use dirty::Writer;

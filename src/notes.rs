@@ -12,7 +12,7 @@ use crate::driver::{Driver, StreamHandle};
 use crate::error::Error;
 use crate::events::{self, Use, with_relaxed_capture};
 use crate::stream::{Keep, StreamRef};
-use crate::sync::{Arc, AtomicU64, Ordering, thread};
+use crate::sync::{Arc, Ordering, fixed, thread};
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ fn look_at(driver: &Driver, context: &Context, stream: StreamHandle) -> Look {
 impl Note {
     /// Looks at a stream that is about to use a block.
     pub(crate) fn of(driver: &Driver, contexts: &Contexts, stream: &StreamRef<'_>) -> Noted {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+        static NEXT: fixed::AtomicU64 = fixed::AtomicU64::new(0);
         let context = contexts.of_stream(driver, stream);
         match look_at(driver, &context, stream.stream) {
             Look::Captures => Noted::Captured,

@@ -2,11 +2,15 @@
 //! child, and how a background thread is scheduled.
 #![allow(unsafe_code)] // System calls have no safe form in std; each is one line with its reason.
 
-use crate::sync::{AtomicU32, OnceLock, Ordering};
+use crate::sync::fixed::AtomicU32;
+use crate::sync::{OnceLock, Ordering};
 
 /// Bytes of a memory page, a power of two.
 #[inline]
 pub(crate) fn page_bytes() -> usize {
+    if cfg!(loom) {
+        return 1; // Classes from the first on, so that a model has two and no more.
+    }
     // On the path of every take; where the architecture knows one size only, nothing is looked up.
     if cfg!(all(target_arch = "x86_64", unix)) { 4096 } else { asked_page_bytes() }
 }
@@ -87,7 +91,7 @@ pub(crate) fn is_background_thread() -> bool {
 /// A timed sleep of 5 us takes 63 us with the default timer slack. With the default policy a woken
 /// cleaner may preempt the thread that dropped a buffer, and do the zeroing in its time slice;
 /// `SCHED_BATCH` never preempts on wake-up.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(loom)))]
 pub(crate) fn tune_background_thread() {
     IS_BACKGROUND.set(true);
     // SAFETY: PR_SET_TIMERSLACK sets a number of the calling thread.
@@ -98,7 +102,8 @@ pub(crate) fn tune_background_thread() {
     unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &parameter) };
 }
 
-#[cfg(not(target_os = "linux"))]
+/// Nor in a model, all of whose threads are one to the system.
+#[cfg(any(not(target_os = "linux"), loom))]
 pub(crate) fn tune_background_thread() {
     IS_BACKGROUND.set(true);
 }

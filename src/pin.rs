@@ -16,7 +16,7 @@ use crate::driver::{Driver, DriverIdentity};
 use crate::error::Error;
 use crate::events::with_relaxed_capture;
 use crate::os::ForkWord;
-use crate::sync::Mutex;
+use crate::sync::fixed::Mutex;
 use caretaker::{Caretaker, Registered};
 use std::collections::BTreeMap;
 

@@ -17,9 +17,9 @@ use crate::registrar;
 use crate::shelf::{Door, Placed};
 use crate::size_class::SizeClass;
 use crate::stats::Stats;
-use crate::sync::{Arc, from_now};
+use crate::sync::{Arc, Instant, from_now};
 use std::panic::{RefUnwindSafe, UnwindSafe};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How much longer than the pool's own timeout `shutdown` waits for the threads to end.
 const JOIN_GRACE: Duration = Duration::from_secs(2);

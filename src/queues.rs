@@ -11,9 +11,9 @@ use crate::error::CallError;
 use crate::events::StreamKey;
 use crate::pending::{EntryId, Pending};
 use crate::size_class::SizeClass;
-use crate::sync::Arc;
+use crate::sync::{Arc, Instant};
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A head that is pending for longer than this gets its followers asked, once in the same time.
 const HEAD_IS_STUCK_AFTER: Duration = Duration::from_millis(10);

@@ -54,7 +54,7 @@
 //! The limit: whoever registers waits for a thread that lost its processor in the middle of a look-up.
 
 use crate::os::ForkWord;
-use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, RwLock};
+use crate::sync::{AtomicUsize, Mutex, Ordering, RwLock, fixed, process_wide};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
@@ -151,14 +151,9 @@ pub(crate) fn note(base: usize, bytes: usize) -> Token {
     if bytes == 0 || ForkWord::of_this_process().is_child() {
         return Token { base, id: 0 };
     }
-    static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+    static NEXT_ID: fixed::AtomicU64 = fixed::AtomicU64::new(1);
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
-    let region = Region { base, end: base.saturating_add(bytes), id };
-    let _turn = WRITER.lock();
-    RECORDED.fetch_add(1, Ordering::Release);
-    for copy in &COPIES {
-        copy.regions.write().insert(region);
-    }
+    RECORD.note(Region { base, end: base.saturating_add(bytes), id });
     Token { base, id }
 }
 
@@ -167,19 +162,23 @@ pub(crate) fn forget(token: Token) {
     if token.id == 0 || ForkWord::of_this_process().is_child() {
         return;
     }
-    let _turn = WRITER.lock();
-    for copy in &COPIES {
-        copy.regions.write().remove(token);
-    }
-    RECORDED.fetch_sub(1, Ordering::Release);
+    RECORD.forget(token);
 }
 
-/// The copies of the record: a reader wants one, a writer all of them, in order, holding `WRITER`.
-static COPIES: [OneCopy; 16] = [const { OneCopy { regions: RwLock::new(Regions::new()) } }; 16];
-static WRITER: Mutex<()> = Mutex::new(());
+process_wide! {
+    static RECORD: Record = Record::new();
+}
 
-/// Regions that are in the record, or about to be: never less than there are in any copy.
-static RECORDED: AtomicUsize = AtomicUsize::new(0);
+/// A model has two: a reader's own, and the one that it goes on to.
+const COPY_COUNT: usize = if cfg!(loom) { 2 } else { 16 };
+
+/// The copies of the record: a reader wants one, a writer all of them, in order.
+struct Record {
+    copies: [OneCopy; COPY_COUNT],
+    writer: Mutex<()>,
+    /// Regions that are in the record, or about to be: never less than there are in any copy.
+    recorded: AtomicUsize,
+}
 
 #[repr(align(128))] // Two cache lines, since processors fetch them in pairs.
 struct OneCopy {
@@ -190,16 +189,59 @@ struct OneCopy {
 #[inline]
 fn read<R>(look: impl FnOnce(&Regions) -> R) -> Option<R> {
     // The word of the fork exists since the first note, so it is looked at only after one.
-    if RECORDED.load(Ordering::Acquire) == 0 || ForkWord::of_this_process().is_child() {
+    if RECORD.is_empty() || ForkWord::of_this_process().is_child() {
         return None;
     }
-    let mut index = copy_of_this_thread();
-    loop {
-        // The writer has one copy at a time, and goes upwards: the next one down is free, and written.
-        if let Some(regions) = COPIES[index].regions.try_read() {
-            return Some(look(&regions));
+    Some(RECORD.read(copy_of_this_thread(), look))
+}
+
+impl Record {
+    #[cfg(not(loom))]
+    const fn new() -> Self {
+        Self {
+            copies: [const { OneCopy { regions: RwLock::new(Regions::new()) } }; COPY_COUNT],
+            writer: Mutex::new(()),
+            recorded: AtomicUsize::new(0),
         }
-        index = index.checked_sub(1).unwrap_or(COPIES.len() - 1);
+    }
+
+    #[cfg(loom)]
+    fn new() -> Self {
+        let copy = || OneCopy { regions: RwLock::new(Regions::new()) };
+        Self { copies: [copy(), copy()], writer: Mutex::new(()), recorded: AtomicUsize::new(0) }
+    }
+
+    fn note(&self, region: Region) {
+        let _turn = self.writer.lock();
+        self.recorded.fetch_add(1, Ordering::Release);
+        for copy in &self.copies {
+            copy.regions.write().insert(region);
+        }
+    }
+
+    fn forget(&self, token: Token) {
+        let _turn = self.writer.lock();
+        for copy in &self.copies {
+            copy.regions.write().remove(token);
+        }
+        self.recorded.fetch_sub(1, Ordering::Release);
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.recorded.load(Ordering::Acquire) == 0
+    }
+
+    /// Looks at one copy, the given one if it is not being written.
+    #[inline]
+    fn read<R>(&self, mut index: usize, look: impl FnOnce(&Regions) -> R) -> R {
+        loop {
+            // The writer has one copy at a time, and goes upwards: the next one down is free, and written.
+            if let Some(regions) = self.copies[index].regions.try_read() {
+                return look(&regions);
+            }
+            index = index.checked_sub(1).unwrap_or(COPY_COUNT - 1);
+        }
     }
 }
 
@@ -209,10 +251,10 @@ fn copy_of_this_thread() -> usize {
     thread_local! {
         static COPY: Cell<usize> = const { Cell::new(UNSET) };
     }
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    static NEXT: fixed::AtomicUsize = fixed::AtomicUsize::new(0);
     COPY.with(|copy| {
         if copy.get() == UNSET {
-            copy.set(NEXT.fetch_add(1, Ordering::Relaxed) % COPIES.len());
+            copy.set(NEXT.fetch_add(1, Ordering::Relaxed) % COPY_COUNT);
         }
         copy.get()
     })

@@ -5,8 +5,7 @@ use crate::contexts::with_current;
 use crate::driver::Severity;
 use crate::error::CallError;
 use crate::home::Home;
-use crate::sync::Arc;
-use std::time::Instant;
+use crate::sync::{Arc, Instant};
 
 /// Why a block was not page-locked.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! Tasks that wait for a buffer, and are to be woken to ask again: the cleaner is their timer.
 
-use crate::sync::{AtomicUsize, Mutex, Ordering};
+use crate::sync::{AtomicUsize, Instant, Mutex, Ordering};
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The waiting tasks of a pool.
 #[derive(Debug, Default)]

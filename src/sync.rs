@@ -1,62 +1,51 @@
-//! Locks, atomics and threads, chosen here only, so that another implementation can stand in.
+//! Locks, atomics, threads and the clock, chosen here only, so that loom's can stand in: under `cfg(loom)` all of
+//! the crate runs on `sync/model.rs`, and `tests/loom.rs` runs every interleaving of its protocols.
 //!
 //! `push_reserved` is here because it is about locks: it appends to a guarded queue without ever
 //! allocating while the lock is held.
 
-pub(crate) use parking_lot::{Condvar, Mutex, RwLock};
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-pub(crate) use std::sync::{Arc, OnceLock};
-pub(crate) use std::thread;
-
-/// What `inbox.rs` and `bell.rs` stand on: the same as above, or loom's, so that every interleaving of
-/// their protocol can be run.
-#[cfg(not(loom))]
-pub(crate) mod modelled {
-    pub(crate) use super::{AtomicU32, AtomicU64, Mutex, thread};
-
-    /// Nothing: the sequentially consistent accesses around it are ordered by themselves.
-    #[inline]
-    pub(crate) fn ordered() {}
-
-    /// Sleeps for at most `duration`, or until unparked.
-    pub(crate) fn nap(duration: std::time::Duration) {
-        thread::park_timeout(duration);
-    }
-}
+#[cfg(loom)]
+mod model;
 
 #[cfg(loom)]
-pub(crate) mod modelled {
-    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
-    pub(crate) use loom::thread;
+pub(crate) use self::model::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Condvar, Instant, Mutex, RwLock, thread,
+};
+#[cfg(loom)]
+pub(crate) use loom::{hint::spin_loop, sync::atomic::fence};
+#[cfg(not(loom))]
+pub(crate) use parking_lot::{Condvar, Mutex, RwLock};
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, fence};
+#[cfg(not(loom))]
+pub(crate) use std::{hint::spin_loop, thread, time::Instant};
 
-    /// parking_lot's interface on loom's mutex.
-    #[derive(Debug, Default)]
-    pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+pub(crate) use std::sync::atomic::Ordering;
+pub(crate) use std::sync::{Arc, OnceLock};
 
-    impl<T> Mutex<T> {
-        pub(crate) fn new(value: T) -> Self {
-            Self(loom::sync::Mutex::new(value))
-        }
-
-        pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
-            self.0.lock().expect("a model that panics has failed already")
-        }
-    }
-
-    /// loom takes sequentially consistent accesses for acquire and release ones; the order that the language
-    /// gives them is spelled out by a fence.
-    pub(crate) fn ordered() {
-        loom::sync::atomic::fence(loom::sync::atomic::Ordering::SeqCst);
-    }
-
-    /// There is no time in a model.
-    pub(crate) fn nap(_: std::time::Duration) {
-        thread::yield_now();
-    }
+/// The real ones, under loom too: for statics, which outlive a model, and for what no model is about.
+pub(crate) mod fixed {
+    pub(crate) use parking_lot::Mutex;
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 }
 
+/// A static of modelled parts. Under loom there is a fresh one in every interleaving.
+#[cfg(not(loom))]
+macro_rules! process_wide {
+    ($(#[$doc:meta])* static $name:ident: $type:ty = $value:expr;) => {
+        $(#[$doc])* static $name: $type = $value;
+    };
+}
+#[cfg(loom)]
+macro_rules! process_wide {
+    ($(#[$doc:meta])* static $name:ident: $type:ty = $value:expr;) => {
+        loom::lazy_static! { $(#[$doc])* static ref $name: $type = $value; }
+    };
+}
+pub(crate) use process_wide;
+
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Appends `value`; the queue grows outside the lock, since `take` and `drop` may want that lock.
 pub(crate) fn push_reserved<T, G>(lock: &Mutex<G>, queue: impl Fn(&mut G) -> &mut VecDeque<T>, value: T) {
@@ -109,8 +98,14 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// One that nobody waits for yet.
+    #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
         Self { waiters: AtomicUsize::new(0), lock: Mutex::new(()), moved: Condvar::new() }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn new() -> Self {
+        Self::default()
     }
 
     /// Called by background threads after anything moved on.
@@ -125,11 +120,7 @@ impl Progress {
     }
 
     /// Waits until `done` or the deadline; true when done.
-    pub(crate) fn wait_until(
-        &self,
-        deadline: Option<std::time::Instant>,
-        mut done: impl FnMut() -> bool,
-    ) -> bool {
+    pub(crate) fn wait_until(&self, deadline: Option<Instant>, mut done: impl FnMut() -> bool) -> bool {
         self.waiters.fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         let mut guard = self.lock.lock();

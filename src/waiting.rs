@@ -3,11 +3,11 @@
 use crate::buffer::{PinnedBuffer, SlowWait};
 use crate::error::Error;
 use crate::notes::Notes;
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering, thread};
+use crate::sync::{Arc, Instant, Mutex, Ordering, fixed, thread};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const NAP_MIN: Duration = Duration::from_micros(20);
 const NAP_MAX: Duration = Duration::from_millis(1);
@@ -51,7 +51,7 @@ struct ElsewhereState {
 impl PinnedBuffer {
     /// The awaitable form of [`wait`](Self::wait).
     pub fn done(&self) -> Wait<'_> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
+        static NEXT: fixed::AtomicU64 = fixed::AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         Wait { buffer: self, id, nap: NAP_MIN, slow: Slow::NotAsked }
     }

@@ -3,8 +3,8 @@
 use super::{Cleaner, Held, LaneKind};
 use crate::block::Quiescent;
 use crate::lanes::{Lane, Registered, ReleaseJob, context_lane, release_lane, retire};
-use crate::sync::from_now;
-use std::time::{Duration, Instant};
+use crate::sync::{Instant, from_now};
+use std::time::Duration;
 
 /// How long the end of a shutdown may take beyond its deadline for lanes to leave the driver.
 const LANE_GRACE: Duration = Duration::from_millis(500);

@@ -3,7 +3,7 @@
 
 use crate::error::{CallError, Error};
 use crate::regions;
-use crate::sync::Mutex;
+use crate::sync::fixed::Mutex;
 use cudarc::driver::sys::CUstreamCaptureStatus;
 use cudarc::driver::{CudaStream, DevicePtrMut, result};
 use std::collections::BTreeSet;

@@ -16,7 +16,8 @@ use crate::events::with_relaxed_capture;
 use crate::home::Home;
 use crate::os::ForkWord;
 use crate::regions::{self, Token};
-use crate::sync::{Arc, Mutex};
+use crate::sync::Arc;
+use crate::sync::fixed::Mutex;
 use std::sync::Weak;
 
 /// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.

@@ -1,12 +1,15 @@
 //! What `pin` did and holds, for the whole process.
 
-use crate::sync::{AtomicU64, AtomicUsize, Ordering, Progress};
-use std::time::{Duration, Instant};
+use crate::sync::fixed::{AtomicU64, AtomicUsize};
+use crate::sync::{Instant, Ordering, Progress, process_wide};
+use std::time::Duration;
 
 pub(super) static STATS: Counters = Counters::new();
 
-/// Moved whenever something that was dropped has been dealt with.
-static PROGRESS: Progress = Progress::new();
+process_wide! {
+    /// Moved whenever something that was dropped has been dealt with.
+    static PROGRESS: Progress = Progress::new();
+}
 
 pub(super) struct Counters {
     pinned_buffers: AtomicUsize,

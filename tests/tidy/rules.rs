@@ -177,7 +177,8 @@ pub fn channel(file: &Source) -> Vec<String> {
 
 /// Only `src/sync.rs` names locks, atomics and threads; the simulated device and the drivers may.
 pub fn sync(file: &Source) -> Vec<String> {
-    let is_free = ["src/sync.rs", "src/sim/", "src/driver/"].iter().any(|top| file.name.starts_with(top));
+    let is_free =
+        ["src/sync.rs", "src/sync/", "src/sim/", "src/driver/"].iter().any(|top| file.name.starts_with(top));
     if is_free || !file.name.starts_with("src/") || file.name.ends_with("tests.rs") {
         return Vec::new();
     }

@@ -1,0 +1,30 @@
+//! Models of the protocols, on the real code, for `tests/loom.rs`: each function is one model, run through its
+//! interleavings by loom. What each promises, and the planted fault that it was seen to find, stands there.
+#![allow(missing_docs)] // Only under `cfg(loom)`, where nobody but that test looks.
+
+mod wake;
+mod whole;
+
+pub use wake::*;
+pub use whole::*;
+
+use crate::sync::{Arc, Instant, Ordering, fixed};
+
+/// Runs every interleaving with at most `preemptions` switches away from a thread that could go on.
+///
+/// Where a model is small enough, `None`: all of them.
+fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.max_branches = 20_000;
+    let runs = Arc::new(fixed::AtomicUsize::new(0));
+    let counted = runs.clone();
+    let started = std::time::Instant::now();
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        Instant::reset();
+        model();
+    });
+    let runs = runs.load(Ordering::Relaxed);
+    eprintln!("{runs} interleavings, preemptions {preemptions:?}, {:.1?}", started.elapsed());
+}

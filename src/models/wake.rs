@@ -1,0 +1,95 @@
+//! Models of the wake-up: the bell with the inbox, and the waits for progress.
+
+use super::check;
+use crate::bell::{Bell, Ring};
+use crate::inbox::Inbox;
+use crate::size_class::SizeClass;
+use crate::sync::{Arc, thread};
+
+type Shared = Arc<(Bell, Inbox<u32>)>;
+
+fn shared() -> Shared {
+    Arc::new((Bell::default(), Inbox::default()))
+}
+
+fn drop_one(shared: &Shared) -> Ring {
+    shared.1.push(SizeClass::at(0), 1);
+    shared.0.ring()
+}
+
+/// As the cleaner's look at its inbox.
+fn take_all(shared: &Shared) -> usize {
+    let (_, inbox) = &**shared;
+    if !inbox.has_arrivals() {
+        return 0;
+    }
+    let flagged = inbox.take_flags();
+    let spilled = if flagged.overflow { std::iter::from_fn(|| inbox.pop_overflow()).count() } else { 0 };
+    spilled + flagged.map(|class| std::iter::from_fn(|| inbox.pop(class)).count()).sum::<usize>()
+}
+
+pub fn a_return_is_never_slept_through() {
+    check(Some(2), || {
+        let shared = shared();
+        assert_eq!(shared.0.ring(), Ring::StartThread);
+        let cleaner = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                shared.0.attach();
+                let mut seen = 0;
+                while seen < 2 {
+                    shared.0.park(|| shared.1.has_arrivals());
+                    seen += take_all(&shared);
+                }
+            })
+        };
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || assert_eq!(drop_one(&shared), Ring::Heard))
+        };
+        assert_eq!(drop_one(&shared), Ring::Heard);
+        other.join().unwrap();
+        cleaner.join().unwrap();
+    });
+}
+
+pub fn a_return_during_the_stop_is_dealt_with_by_exactly_one_thread() {
+    check(None, || {
+        let shared = shared();
+        assert_eq!(shared.0.ring(), Ring::StartThread);
+        let cleaner = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                shared.0.attach();
+                let mut seen = take_all(&shared);
+                while !shared.0.stop(|| shared.1.has_arrivals()) {
+                    seen += take_all(&shared);
+                }
+                seen
+            })
+        };
+        let mut seen = 0;
+        if drop_one(&shared) == Ring::StartThread {
+            // This thread plays the one that it has the duty to start.
+            shared.0.attach();
+            // The old one may have seen the return before it stopped; then this one was started for nothing.
+            seen = take_all(&shared);
+        }
+        seen += cleaner.join().unwrap();
+        assert_eq!(seen, 1, "nobody saw the return");
+    });
+}
+
+pub fn only_one_of_two_first_returns_starts_the_thread() {
+    check(None, || {
+        let shared = shared();
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || drop_one(&shared))
+        };
+        let mine = drop_one(&shared);
+        let rings = [mine, other.join().unwrap()];
+        assert_eq!(rings.iter().filter(|ring| **ring == Ring::StartThread).count(), 1);
+        assert_eq!(take_all(&shared), 2);
+    });
+}
