@@ -1,6 +1,6 @@
 //! Several threads on one class, and many buffers behind one event that does not complete.
 //!
-//! `cargo bench --bench contention`. The ratios, with the bars they are held to: `cargo bench --bench ratios`.
+//! `cargo bench --bench contention`. The ratios, with the bars they are held to: `cargo bench --bench verdict`.
 #![allow(missing_docs)] // what `criterion_group!` expands to has no docs
 
 mod classic;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 const LOOP_BYTES: usize = 4 << 10;
 const BYTES: usize = 64 << 10;
-/// In the ratios it is 2 s; the shape shows with less.
+/// In the verdict it is 2 s; the shape shows with less.
 const PENDING: Duration = Duration::from_millis(200);
 
 fn loops_of<S: Subject>(criterion: &mut Criterion) {

@@ -1,6 +1,6 @@
 //! What it costs to give a buffer back, and how soon it is there again: record, drop, ready.
 //!
-//! `cargo bench --bench recycle`. The ratios, with the bars they are held to: `cargo bench --bench ratios`.
+//! `cargo bench --bench recycle`. The ratios, with the bars they are held to: `cargo bench --bench verdict`.
 #![allow(missing_docs)] // what `criterion_group!` expands to has no docs
 
 mod classic;
@@ -33,7 +33,9 @@ fn costs_of<S: Subject>(criterion: &mut Criterion) {
         bencher.iter_custom(|iterations| rows::drop_burst(&subject, &rig, BYTES, iterations));
     });
     group.bench_function(format!("drop, one per 200 us/{}", S::NAME), |bencher| {
-        bencher.iter_custom(|iterations| rows::drop_alone(&subject, &rig, BYTES, iterations));
+        bencher.iter_custom(|iterations| {
+            rows::drop_alone(&subject, &rig, BYTES, rows::PAUSE, iterations).iter().sum()
+        });
     });
     group.finish();
 }

@@ -4,7 +4,7 @@
 use super::{BURST, Guard, Rig, Subject, is_zero, wait_until_ready, warm};
 use std::time::{Duration, Instant};
 
-/// The pause of the rows that make one operation at a time: the caller comes to it cold.
+/// The shorter pause of the rows that make one operation at a time: the caller comes to it cold.
 pub const PAUSE: Duration = Duration::from_micros(200);
 
 /// Takes in bursts of 64, all hits.
@@ -20,21 +20,37 @@ pub fn take_burst<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: 
     })
 }
 
-/// One take per 200 us, a hit.
-pub fn take_alone<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
+/// One take per `pause`, a hit: the time of each, in bursts of 64 so that the classic cleaner need not wait.
+pub fn take_alone<S: Subject>(
+    subject: &S,
+    rig: &Rig,
+    bytes: usize,
+    pause: Duration,
+    iterations: u64,
+) -> Vec<Duration> {
+    let mut times = Vec::with_capacity(iterations as usize);
     in_bursts(iterations, |count| {
         wait_until_ready(subject, bytes, BURST);
         let mut taken = Vec::with_capacity(BURST);
-        let times = (0..count).map(|_| {
-            std::thread::sleep(PAUSE);
+        for _ in 0..count {
+            std::thread::sleep(pause);
             let start = Instant::now();
             taken.push(subject.take(bytes));
-            start.elapsed()
-        });
-        let elapsed = times.sum();
+            times.push(start.elapsed());
+        }
         give_back(subject, rig, bytes, taken);
-        elapsed
-    })
+        Duration::ZERO
+    });
+    times
+}
+
+/// What the clock adds to an operation that is timed alone after such a pause: the time of nothing.
+pub fn clock_alone(pause: Duration, iterations: u64) -> Vec<Duration> {
+    let one = |_| {
+        std::thread::sleep(pause);
+        Instant::now().elapsed()
+    };
+    (0..iterations).map(one).collect()
 }
 
 /// Drops in bursts of 64, of buffers whose use was recorded.
@@ -51,22 +67,29 @@ pub fn drop_burst<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: 
     })
 }
 
-/// One drop per 200 us, of a buffer whose use was recorded.
-pub fn drop_alone<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: u64) -> Duration {
+/// One drop per `pause`, of a buffer whose use was recorded: the time of each.
+pub fn drop_alone<S: Subject>(
+    subject: &S,
+    rig: &Rig,
+    bytes: usize,
+    pause: Duration,
+    iterations: u64,
+) -> Vec<Duration> {
+    let mut times = Vec::with_capacity(iterations as usize);
     in_bursts(iterations, |count| {
         let mut taken = take_all(subject, bytes);
         taken.iter_mut().for_each(|buffer| buffer.record(&rig.stream));
         let rest = taken.split_off(count);
-        let times = taken.into_iter().map(|buffer| {
-            std::thread::sleep(PAUSE);
+        for buffer in taken {
+            std::thread::sleep(pause);
             let start = Instant::now();
             drop(buffer);
-            start.elapsed()
-        });
-        let elapsed = times.sum();
+            times.push(start.elapsed());
+        }
         drop(rest);
-        elapsed
-    })
+        Duration::ZERO
+    });
+    times
 }
 
 /// `record_last_use`, once per buffer; the device's own part is in both.
@@ -107,6 +130,8 @@ pub fn take_drop_loop<S: Subject>(
                 rig.context.bind();
                 for _ in 0..iterations {
                     let mut buffer = subject.take(bytes);
+                    // Nobody wrote, which the classic pool knows by itself.
+                    buffer.set_dirty_len(0);
                     match between {
                         Use::Nothing => buffer.vouch_for_quiescence(),
                         Use::Record => buffer.record(stream),

@@ -1,0 +1,251 @@
+//! What a caller pays between take and drop.
+
+use crate::alternatives::{FreshVec, RegisterPerUse, SyncPool};
+use crate::classic::ClassicPool;
+use crate::common::rows::{self, Use};
+use crate::common::{BURST, Pinpool, Rig, Subject};
+use crate::table::{Bar, Effort, Suite, Unit, median};
+use pinpool::{Driver, PinnedPool};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const KIB_4: usize = 4 << 10;
+const KIB_64: usize = 64 << 10;
+const CLASSIC: &str = ClassicPool::NAME;
+const RMW: &str = "two atomic RMWs";
+
+/// An operation of a pool in bursts, and alone after a pause.
+const TAKE: [(&str, Option<Duration>, f64); 3] = [
+    ("take hit, burst of 64", None, 0.8),
+    ("take hit, one per 200 us", Some(rows::PAUSE), 0.3),
+    ("take hit, one per 2 ms", Some(Duration::from_millis(2)), 0.4),
+];
+const DROP: [(&str, Option<Duration>, f64); 3] = [
+    ("drop, burst of 64", None, 0.4),
+    ("drop, one per 200 us", Some(rows::PAUSE), 0.08),
+    ("drop, one per 2 ms", Some(Duration::from_millis(2)), 0.08),
+];
+
+pub fn add(suite: &mut Suite) {
+    let effort = suite.effort;
+    for (name, pause, most) in TAKE {
+        let bars = [Bar::Of(CLASSIC, most)];
+        suite.add(
+            name,
+            Unit::Nanoseconds,
+            &bars,
+            vec![
+                (Pinpool::NAME, Box::new(move || takes::<Pinpool>(effort, pause))),
+                (CLASSIC, Box::new(move || takes::<ClassicPool>(effort, pause))),
+                (SyncPool::NAME, Box::new(move || takes::<SyncPool>(effort, pause))),
+            ],
+        );
+    }
+    for (name, pause, most) in DROP {
+        let bars = [Bar::Of(CLASSIC, most)];
+        suite.add(
+            name,
+            Unit::Nanoseconds,
+            &bars,
+            vec![
+                (Pinpool::NAME, Box::new(move || drops::<Pinpool>(effort, pause))),
+                (CLASSIC, Box::new(move || drops::<ClassicPool>(effort, pause))),
+            ],
+        );
+    }
+    suite.add(
+        "record_last_use, zero-cost driver",
+        Unit::Nanoseconds,
+        &[Bar::Of(CLASSIC, 0.7)],
+        vec![
+            (Pinpool::NAME, Box::new(move || records::<Pinpool>(effort))),
+            (CLASSIC, Box::new(move || records::<ClassicPool>(effort))),
+        ],
+    );
+    suite.add(
+        "events created in steady state",
+        Unit::Count,
+        &[Bar::AtMost(0.0)],
+        vec![(Pinpool::NAME, Box::new(move || vec![events_created(effort.pick(2000, 500, 64)) as f64]))],
+    );
+    for (threads, factor) in [(1, 8.0), (2, 5.0)] {
+        let plural = if threads == 1 { "" } else { "s" };
+        for (what, between, bars) in [
+            ("take, drop", Use::Nothing, vec![Bar::Of(CLASSIC, 1.0 / factor)]),
+            ("take, record, drop", Use::Record, vec![Bar::Of(CLASSIC, 1.0)]),
+        ] {
+            let name = format!("{what} in a loop, 4 KiB, {threads} thread{plural}");
+            suite.add(
+                &name,
+                Unit::Nanoseconds,
+                &bars,
+                vec![
+                    (Pinpool::NAME, Box::new(move || loops::<Pinpool>(effort, threads, between))),
+                    (CLASSIC, Box::new(move || loops::<ClassicPool>(effort, threads, between))),
+                    (SyncPool::NAME, Box::new(move || loops::<SyncPool>(effort, threads, between))),
+                    (FreshVec::NAME, Box::new(move || loops::<FreshVec>(effort, threads, between))),
+                    (
+                        RegisterPerUse::NAME,
+                        Box::new(move || loops::<RegisterPerUse>(effort, threads, between)),
+                    ),
+                ],
+            );
+        }
+    }
+    suite.add(
+        "shelf alone, pop and push, 1 thread",
+        Unit::Nanoseconds,
+        &[Bar::Of(RMW, 3.0)],
+        vec![
+            (Pinpool::NAME, Box::new(move || shelf_alone(effort))),
+            (RMW, Box::new(move || two_rmws(effort))),
+        ],
+    );
+    suite.add(
+        "whole take and drop cycle, 1 thread, hot",
+        Unit::Nanoseconds,
+        &[Bar::Of(RMW, 8.0)],
+        vec![
+            (Pinpool::NAME, Box::new(move || whole_cycle(effort))),
+            (RMW, Box::new(move || two_rmws(effort))),
+        ],
+    );
+    suite.note(
+        "Operations alone after a pause are shown without the clock's own time, which is measured after the same pause."
+            .into(),
+    );
+}
+
+fn bursts(effort: Effort) -> usize {
+    effort.pick(300, 40, 1)
+}
+
+/// How many operations alone a turn has.
+fn alone(effort: Effort, pause: Duration) -> u64 {
+    let many = if pause > Duration::from_millis(1) { 2 } else { 3 };
+    BURST as u64 * effort.pick(many, 1, 1)
+}
+
+fn of_bursts(effort: Effort, mut burst: impl FnMut(u64) -> Duration) -> Vec<f64> {
+    let one = |_| burst(BURST as u64).as_nanos() as f64 / BURST as f64;
+    (0..bursts(effort)).map(one).collect()
+}
+
+/// Less the clock's own part.
+fn of_alone(times: &[Duration], pause: Duration) -> Vec<f64> {
+    let clock = rows::clock_alone(pause, BURST as u64);
+    let clock = median(clock.iter().map(|time| time.as_nanos() as f64));
+    times.iter().map(|time| (time.as_nanos() as f64 - clock).max(1.0)).collect()
+}
+
+fn takes<S: Subject>(effort: Effort, pause: Option<Duration>) -> Vec<f64> {
+    let rig = Rig::new();
+    let subject: S = rows::warmed(&rig, KIB_64);
+    match pause {
+        None => of_bursts(effort, |count| rows::take_burst(&subject, &rig, KIB_64, count)),
+        Some(pause) => {
+            let times = rows::take_alone(&subject, &rig, KIB_64, pause, alone(effort, pause));
+            of_alone(&times, pause)
+        }
+    }
+}
+
+fn drops<S: Subject>(effort: Effort, pause: Option<Duration>) -> Vec<f64> {
+    let rig = Rig::new();
+    let subject: S = rows::warmed(&rig, KIB_64);
+    match pause {
+        None => of_bursts(effort, |count| rows::drop_burst(&subject, &rig, KIB_64, count)),
+        Some(pause) => {
+            let times = rows::drop_alone(&subject, &rig, KIB_64, pause, alone(effort, pause));
+            of_alone(&times, pause)
+        }
+    }
+}
+
+fn records<S: Subject>(effort: Effort) -> Vec<f64> {
+    let rig = Rig::new();
+    let subject: S = rows::warmed(&rig, KIB_64);
+    of_bursts(effort, |count| rows::record(&subject, &rig, KIB_64, count))
+}
+
+/// Cycles of as many buffers as are warm, counted by the device.
+fn events_created(cycles: u64) -> u64 {
+    let rig = Rig::new();
+    let subject: Pinpool = rows::warmed(&rig, KIB_64);
+    let rounds = cycles / BURST as u64;
+    rows::drop_burst(&subject, &rig, KIB_64, 4 * BURST as u64);
+    rig.sim.reset_calls();
+    rows::drop_burst(&subject, &rig, KIB_64, rounds * BURST as u64);
+    assert_eq!(rig.sim.calls("cuEventRecord"), rounds * BURST as u64, "every use was recorded");
+    rig.sim.calls("cuEventCreate")
+}
+
+/// Nanoseconds a cycle of one thread, so that two threads that do not disturb each other show half.
+fn loops<S: Subject>(effort: Effort, threads: usize, between: Use) -> Vec<f64> {
+    let rig = Rig::new();
+    let subject: S =
+        if S::NAME == Pinpool::NAME || S::NAME == CLASSIC { rows::warmed(&rig, KIB_4) } else { S::new(&rig) };
+    let cycles: u64 = effort.pick(20_000, 5_000, 200);
+    let one = |_| {
+        let time = rows::take_drop_loop(&subject, &rig, KIB_4, (threads, between), cycles);
+        time.as_nanos() as f64 / (cycles * threads as u64) as f64
+    };
+    (0..effort.pick(5, 2, 1)).map(one).collect()
+}
+
+fn host_pool() -> PinnedPool {
+    PinnedPool::builder().driver(Driver::host_only()).build().expect("the settings are right")
+}
+
+/// Takes and drops of nothing but the pool's own: no device, nothing dirty.
+fn whole_cycle(effort: Effort) -> Vec<f64> {
+    let pool = host_pool();
+    let settle = || assert!(pool.drain(Duration::from_secs(20)), "the pool does not settle");
+    drop((0..BURST).map(|_| pool.take(KIB_4)).collect::<Vec<_>>());
+    settle();
+    let mut taken = Vec::with_capacity(BURST);
+    let mut samples = Vec::new();
+    for _ in 0..bursts(effort) {
+        let start = Instant::now();
+        (0..BURST).for_each(|_| taken.push(pool.take(KIB_4)));
+        let taking = start.elapsed();
+        taken.iter_mut().for_each(|buffer| buffer.set_dirty_len(0));
+        let start = Instant::now();
+        taken.clear();
+        samples.push((taking + start.elapsed()).as_nanos() as f64 / BURST as f64);
+        settle();
+    }
+    let stats = pool.stats();
+    assert_eq!(stats.misses, BURST as u64, "every take was a hit: {stats:?}");
+    samples
+}
+
+fn shelf_alone(effort: Effort) -> Vec<f64> {
+    let pool = host_pool();
+    drop((0..BURST).map(|_| pool.take(KIB_4)).collect::<Vec<_>>());
+    assert!(pool.drain(Duration::from_secs(20)), "the pool does not settle");
+    let cycles = effort.pick(100_000, 20_000, 100);
+    let one = |_| {
+        let start = Instant::now();
+        let done = pool.shelf_cycles(KIB_4, cycles);
+        assert_eq!(done, cycles, "there is always one to pop");
+        start.elapsed().as_nanos() as f64 / cycles as f64
+    };
+    (0..effort.pick(9, 3, 1)).map(one).collect()
+}
+
+/// The floor of anything that takes out and puts back.
+fn two_rmws(effort: Effort) -> Vec<f64> {
+    let word = AtomicU64::new(0);
+    let pairs = effort.pick(1_000_000, 200_000, 100);
+    let one = |_| {
+        let start = Instant::now();
+        for _ in 0..pairs {
+            black_box(&word).fetch_add(1, Ordering::SeqCst);
+            black_box(&word).fetch_sub(1, Ordering::SeqCst);
+        }
+        start.elapsed().as_nanos() as f64 / f64::from(pairs)
+    };
+    (0..effort.pick(9, 3, 1)).map(one).collect()
+}

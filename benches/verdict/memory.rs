@@ -1,0 +1,134 @@
+//! Fresh memory, and memory that is made zero again.
+#![allow(unsafe_code)] // non-temporal stores are intrinsics
+
+use crate::table::{Bar, Effort, Suite, Unit};
+use pinpool::{Driver, PinnedPool};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+const MIB_64: usize = 64 << 20;
+const VEC: &str = "vec![0; n]";
+const BETTER: &str = "better of plain and non-temporal";
+
+pub fn add(suite: &mut Suite) {
+    let effort = suite.effort;
+    let allowed = huge_pages_are_allowed();
+    let bars: &[Bar] = if allowed { &[Bar::Of(VEC, 0.35)] } else { &[] };
+    let bytes = effort.pick(MIB_64, MIB_64, 1 << 20);
+    suite.add(
+        "first fill of a 64 MiB miss",
+        Unit::Nanoseconds,
+        bars,
+        vec![
+            ("pinpool", Box::new(move || fills(effort, || host_pool(0).take(bytes)))),
+            (VEC, Box::new(move || fills(effort, || vec![0u8; bytes]))),
+        ],
+    );
+    suite.note(format!("Huge pages: {}.", if allowed { "allowed on advice" } else { "not allowed here" }));
+    for shift in effort.pick(vec![16, 18, 20, 22, 23, 24, 26, 28], vec![16, 20, 24], vec![16]) {
+        let bytes = 1usize << shift;
+        let name = format!(
+            "re-zeroing {}",
+            if shift < 20 { format!("{} KiB", bytes >> 10) } else { format!("{} MiB", bytes >> 20) }
+        );
+        let bars = [Bar::AtLeastOf(BETTER, 0.9)];
+        suite.add(
+            &name,
+            Unit::GigabytesPerSecond,
+            &bars,
+            vec![
+                ("pinpool", Box::new(move || zeroing_of_the_pool(effort, bytes))),
+                (BETTER, Box::new(move || better_zeroing(effort, bytes))),
+            ],
+        );
+    }
+}
+
+fn huge_pages_are_allowed() -> bool {
+    let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
+    text.contains("[madvise]") || text.contains("[always]")
+}
+
+fn host_pool(cap_bytes: usize) -> PinnedPool {
+    let builder = PinnedPool::builder().driver(Driver::host_only()).max_pooled_bytes(cap_bytes);
+    builder.build().expect("the settings are right")
+}
+
+/// Getting the memory and filling it; letting go of it is left out.
+fn fills<M: AsMut<[u8]>>(effort: Effort, mut memory: impl FnMut() -> M) -> Vec<f64> {
+    let one = |_| {
+        let start = Instant::now();
+        let mut memory = memory();
+        memory.as_mut().fill(1);
+        let time = start.elapsed().as_nanos() as f64;
+        black_box(memory.as_mut());
+        time
+    };
+    (0..effort.pick(5, 2, 1)).map(one).collect()
+}
+
+fn rounds(effort: Effort, bytes: usize) -> usize {
+    effort.pick(((256 << 20) / bytes).clamp(3, 64), 3, 1)
+}
+
+/// As the pool's own statistics have it, on the caller's thread: the cleaner is held, so a take zeroes.
+fn zeroing_of_the_pool(effort: Effort, bytes: usize) -> Vec<f64> {
+    let pool = host_pool(usize::MAX >> 1);
+    drop(pool.take(bytes));
+    assert!(pool.drain(Duration::from_secs(20)), "the pool does not settle");
+    let _held = pool.hold_cleaner();
+    let one = |_| {
+        let mut buffer = pool.take(bytes);
+        assert!(buffer.iter().all(|byte| *byte == 0), "taken again, not zero");
+        buffer.fill(1);
+        drop(buffer);
+        let before = pool.stats();
+        drop(pool.take(bytes));
+        let after = pool.stats();
+        assert_eq!(after.zeroed_bytes - before.zeroed_bytes, bytes as u64, "this take zeroed it");
+        bytes as f64 / (after.zero_time - before.zero_time).as_nanos() as f64
+    };
+    (0..rounds(effort, bytes)).map(one).collect()
+}
+
+/// On memory of the same kind, filled right before: the better of the two medians.
+fn better_zeroing(effort: Effort, bytes: usize) -> Vec<f64> {
+    let pool = host_pool(usize::MAX >> 1);
+    let mut buffer = pool.take(bytes);
+    let mut of = |zero: fn(&mut [u8])| -> Vec<f64> {
+        let one = |_| {
+            buffer.fill(1);
+            let start = Instant::now();
+            zero(&mut buffer);
+            bytes as f64 / start.elapsed().as_nanos() as f64
+        };
+        (0..rounds(effort, bytes)).map(one).collect()
+    };
+    let (plain, streamed) = (of(zero_plain), of(zero_non_temporal));
+    let median = |samples: &[f64]| crate::table::median(samples.iter().copied());
+    if median(&plain) >= median(&streamed) { plain } else { streamed }
+}
+
+fn zero_plain(bytes: &mut [u8]) {
+    black_box(bytes).fill(0);
+}
+
+#[cfg(target_arch = "x86_64")]
+fn zero_non_temporal(bytes: &mut [u8]) {
+    use std::arch::x86_64::{__m128i, _mm_setzero_si128, _mm_sfence, _mm_stream_si128};
+    // SAFETY: sixteen zero bytes are a valid `__m128i`, and the other way round.
+    let (_, body, _) = unsafe { bytes.align_to_mut::<__m128i>() };
+    // SAFETY: SSE2 is part of every x86-64 processor.
+    let nothing = unsafe { _mm_setzero_si128() };
+    for vector in body {
+        // SAFETY: the reference is to sixteen writable bytes, aligned to sixteen by `align_to_mut`.
+        unsafe { _mm_stream_si128(vector, nothing) };
+    }
+    // SAFETY: SSE is part of every x86-64 processor.
+    unsafe { _mm_sfence() };
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn zero_non_temporal(bytes: &mut [u8]) {
+    zero_plain(bytes);
+}
