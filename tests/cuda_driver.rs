@@ -140,13 +140,50 @@ fn a_context_of_the_application_s_own_works_like_the_primary_one() {
 }
 
 #[test]
+fn a_graph_is_captured_and_replayed_by_cudarc() {
+    use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode, CUstreamCaptureStatus};
+    let fake = fake();
+    let context = CudaContext::new(0).unwrap();
+    // SAFETY: everything here is on one stream. The events of cudarc's tracking would be from outside the capture.
+    unsafe { context.disable_event_tracking() };
+    let stream = context.new_stream().unwrap();
+    let mut on_device = stream.alloc_zeros::<u8>(4096).unwrap();
+    let mut source = vec![1_u8; 4096];
+    stream.synchronize().unwrap();
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    stream.begin_capture(mode).unwrap();
+    assert_eq!(stream.capture_status(), Ok(CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE));
+    stream.memcpy_htod(&source, &mut on_device).unwrap();
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+    graph.upload().unwrap();
+    for value in [2, 3] {
+        source.fill(value);
+        graph.launch().unwrap();
+        fake.run_until_idle();
+        assert_eq!(stream.clone_dtoh(&on_device).unwrap(), vec![value; 4096]);
+    }
+
+    stream.begin_capture(mode).unwrap();
+    let refused = stream.synchronize().unwrap_err();
+    assert_eq!(refused.0, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    assert_eq!(refused.to_string().matches("STREAM_CAPTURE_UNSUPPORTED").count(), 1, "{refused}");
+    assert_eq!(stream.capture_status(), Ok(CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED));
+    let ended = stream.end_capture(CUgraphInstantiate_flags(0));
+    assert_eq!(ended.err().unwrap().0, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    drop((graph, on_device));
+    context.check_err().unwrap();
+    fake.assert_clean();
+}
+
+#[test]
 fn what_the_device_does_not_have_is_an_error_and_no_panic() {
     let fake = fake();
     let context = CudaContext::new(0).unwrap();
     let stream = context.new_stream().unwrap();
-    let captured =
-        stream.begin_capture(cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED);
-    assert_eq!(captured.unwrap_err().0, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    stream.synchronize().unwrap();
+    // SAFETY: the image is a text, which a driver may read.
+    let loaded = unsafe { cudarc::driver::result::module::load_data(c"nothing".as_ptr().cast()) };
+    assert_eq!(loaded.unwrap_err().0, CUresult::CUDA_ERROR_NOT_SUPPORTED);
     fake.assert_clean();
 }
 

@@ -85,7 +85,7 @@ impl Core {
         let thread = self.enter(call, 0)?;
         let mut state = self.state.lock();
         self.current_context(&state, thread)?;
-        self.capture_checked(call, thread)?;
+        self.capture_checked(&mut state, thread)?;
         let Some(piece) = state.host_allocations.get(&address).filter(|piece| piece.is_managed() == managed)
         else {
             let is_vanished = state.vanished.contains_key(&address);
@@ -119,7 +119,7 @@ impl Cuda {
         let thread = core.enter(Call::MemHostAlloc, bytes)?;
         let mut state = core.state.lock();
         let context = core.current_context(&state, thread)?;
-        core.capture_checked(Call::MemHostAlloc, thread)?;
+        core.capture_checked(&mut state, thread)?;
         if flags & !HOST_ALLOC_FLAGS != 0 {
             return Err(INVALID_VALUE);
         }
@@ -147,7 +147,7 @@ impl Cuda {
         let thread = core.enter(Call::MemAllocManaged, bytes)?;
         let mut state = core.state.lock();
         let context = core.current_context(&state, thread)?;
-        core.capture_checked(Call::MemAllocManaged, thread)?;
+        core.capture_checked(&mut state, thread)?;
         if bytes == 0 || !ATTACH_FLAGS.contains(&flags) {
             return Err(INVALID_VALUE);
         }

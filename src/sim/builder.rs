@@ -44,6 +44,9 @@ pub struct SimBuilder {
     pub(super) unregister_waits: bool,
     pub(super) mapping_check: bool,
     pub(super) handles_need_context: bool,
+    pub(super) user_objects: bool,
+    pub(super) context_wait_breaks_captures: bool,
+    pub(super) captured_event_survives_end: bool,
     pub(super) registrations_max: usize,
     pub(super) confidential_computing: bool,
     pub(super) pinned_bytes_max: usize,
@@ -67,6 +70,9 @@ impl Default for SimBuilder {
             unregister_waits: true,
             mapping_check: cfg!(target_os = "linux"),
             handles_need_context: true,
+            user_objects: true,
+            context_wait_breaks_captures: true,
+            captured_event_survives_end: true,
             registrations_max: 65_000,
             confidential_computing: false,
             pinned_bytes_max: usize::MAX,
@@ -150,6 +156,27 @@ impl SimBuilder {
     /// as NVIDIA's headers list it; a driver may be more lenient.
     pub fn handles_need_context(mut self, on: bool) -> Self {
         self.handles_need_context = on;
+        self
+    }
+
+    /// Whether `cuCtxSynchronize` is refused (900), and breaks the capture, while a stream of the context captures,
+    /// even in relaxed mode. Default on, since nobody has proved the opposite.
+    pub fn context_wait_breaks_captures(mut self, on: bool) -> Self {
+        self.context_wait_breaks_captures = on;
+        self
+    }
+
+    /// Whether an event that was last recorded in a capture cannot be asked (907) even when the capture is over,
+    /// until it is recorded again. Default on; off, it is complete then.
+    pub fn captured_event_survives_end(mut self, on: bool) -> Self {
+        self.captured_event_survives_end = on;
+        self
+    }
+
+    /// Whether there are user objects (`cuUserObjectCreate`); without them that answers 801. Default on; drivers
+    /// before 11.3 have none.
+    pub fn user_objects(mut self, on: bool) -> Self {
+        self.user_objects = on;
         self
     }
 

@@ -67,6 +67,9 @@ calls! {
     StreamSynchronize "cuStreamSynchronize";
     StreamWaitEvent "cuStreamWaitEvent";
     StreamIsCapturing "cuStreamIsCapturing";
+    StreamBeginCapture "cuStreamBeginCapture_v2";
+    StreamEndCapture "cuStreamEndCapture";
+    StreamGetCaptureInfo "cuStreamGetCaptureInfo_v2";
     StreamGetId "cuStreamGetId";
     StreamGetCtx "cuStreamGetCtx";
     EventCreate "cuEventCreate";
@@ -77,6 +80,17 @@ calls! {
     EventElapsedTime "cuEventElapsedTime_v2";
     ThreadExchangeCaptureMode "cuThreadExchangeStreamCaptureMode";
     LaunchHostFunc "cuLaunchHostFunc";
+    GraphGetNodes "cuGraphGetNodes";
+    GraphInstantiate "cuGraphInstantiateWithFlags";
+    GraphLaunch "cuGraphLaunch";
+    GraphUpload "cuGraphUpload";
+    GraphDestroy "cuGraphDestroy";
+    GraphExecDestroy "cuGraphExecDestroy";
+    GraphRetainUserObject "cuGraphRetainUserObject";
+    GraphReleaseUserObject "cuGraphReleaseUserObject";
+    UserObjectCreate "cuUserObjectCreate";
+    UserObjectRetain "cuUserObjectRetain";
+    UserObjectRelease "cuUserObjectRelease";
 }
 
 impl Call {

@@ -1,10 +1,8 @@
 //! What the device checks about its user: the bug that a real device would turn into wrong bytes.
 
-use super::calls::Call;
 use super::core::Core;
 use super::state::State;
 use super::streams::{Operation, Work};
-use super::threads::Thread;
 use crate::driver::HostAccess;
 use parking_lot::{Mutex, MutexGuard};
 use std::fmt;
@@ -109,19 +107,17 @@ impl Checks {
 }
 
 impl Core {
-    /// Every capture-checked entry point passes here once its handles are known. Nothing is refused yet:
-    /// captures are not simulated, only the mode of each thread is kept.
-    pub(super) fn capture_checked(&self, _call: Call, _thread: &Thread) -> Result<(), u32> {
-        Ok(())
-    }
-
     /// Told by the pool before it touches memory; costs one load while nothing is in flight.
     pub(super) fn before_host_access(&self, access: Access, base: usize, bytes: usize) {
-        if self.host_operations.load(Ordering::Acquire) == 0 {
+        let has_graphs = self.has_captured.load(Ordering::Relaxed);
+        if self.host_operations.load(Ordering::Acquire) == 0 && !has_graphs {
             return;
         }
         let mut state = self.state.lock();
         self.check_access(&state, access, base, bytes);
+        if has_graphs {
+            state.make_nodes_stale(access, base, bytes);
+        }
         if access == Access::Unmap {
             self.cancel_operations_on(&mut state, base, bytes);
         }
@@ -195,6 +191,7 @@ impl fmt::Display for Work {
             Work::WaitFor(_) => "a wait for an event",
             Work::HostFunction(_) => "a host function",
             Work::Delay(_) => "a delay",
+            Work::EndLaunch(_) => "the end of a graph's launch",
             Work::Nothing => "an operation that is running",
         })
     }

@@ -95,6 +95,8 @@ impl Core {
             }
         }
         self.changed.notify_all();
+        drop(state);
+        self.run_destructors();
     }
 
     /// Gives the context an error that every further call in it answers; its work is never executed.

@@ -15,6 +15,7 @@ use super::driver_lock::DriverLock;
 use super::faults::Faults;
 use super::state::State;
 use super::threads::Threads;
+use super::user_objects::UserObjects;
 use parking_lot::{Condvar, Mutex};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -34,6 +35,10 @@ pub(super) struct Core {
     pub(super) host_operations: AtomicUsize,
     /// Set when nobody is left who could step: then everything runs when it is enqueued.
     pub(super) is_abandoned: AtomicBool,
+    /// Set by the first capture; lets a check pass without the mutex.
+    pub(super) has_captured: AtomicBool,
+    /// A mutex of its own, since a launch gives its references back wherever its last operation is dropped.
+    pub(super) user_objects: Arc<UserObjects>,
     pub(super) state: Mutex<State>,
     /// Told whenever an operation is done, a stream is released, or a stream goes away.
     pub(super) changed: Condvar,
@@ -56,6 +61,8 @@ impl Core {
             checks: Checks::new(config.seed),
             host_operations: AtomicUsize::new(0),
             is_abandoned: AtomicBool::new(false),
+            has_captured: AtomicBool::new(false),
+            user_objects: Arc::default(),
             state: Mutex::new(State::new(instance, config.devices, config.seed)),
             changed: Condvar::new(),
             engine_wake: Condvar::new(),

@@ -33,6 +33,22 @@ pub(super) fn identity(cuda: &Cuda) -> DriverIdentity {
     DriverIdentity { name: "simulated", instance: cuda.core().instance }
 }
 
+impl SimDriver {
+    /// A call that a capture may forbid, and break over. A pool makes it in relaxed mode, whether or not a stream
+    /// captures just now; a driver that refuses to change the mode is no fault of the pool's.
+    fn make_unsafe_call<R>(&self, call: Call, make: impl FnOnce() -> R) -> R {
+        let thread = self.cuda.core().threads.current();
+        let is_relaxed = thread.capture_mode.load(Ordering::Relaxed) == CaptureMode::Relaxed as u32;
+        if !is_relaxed && !thread.mode_was_refused.load(Ordering::Relaxed) {
+            self.cuda.core().checks.violation(format_args!(
+                "{} by a pool on a thread that is not in the relaxed capture mode",
+                call.symbol()
+            ));
+        }
+        make()
+    }
+}
+
 impl DriverApi for SimDriver {
     fn identity(&self) -> DriverIdentity {
         identity(&self.cuda)
@@ -91,7 +107,8 @@ impl DriverApi for SimDriver {
     }
 
     fn synchronize_context(&self) -> Result<(), CallError> {
-        named(Call::CtxSynchronize, self.cuda.cu_ctx_synchronize())
+        let done = self.make_unsafe_call(Call::CtxSynchronize, || self.cuda.cu_ctx_synchronize());
+        named(Call::CtxSynchronize, done)
     }
 
     fn reads_pageable_memory(&self, device: i32) -> Result<bool, CallError> {
@@ -110,7 +127,7 @@ impl DriverApi for SimDriver {
     }
 
     fn query_event(&self, event: EventHandle) -> Result<bool, CallError> {
-        match self.cuda.cu_event_query(event.0) {
+        match self.make_unsafe_call(Call::EventQuery, || self.cuda.cu_event_query(event.0)) {
             Ok(()) => Ok(true),
             Err(super::codes::NOT_READY) => Ok(false),
             Err(code) => named(Call::EventQuery, Err(code)),
@@ -132,6 +149,7 @@ impl DriverApi for SimDriver {
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode, CallError> {
         let old = self.cuda.cu_thread_exchange_stream_capture_mode(mode as u32);
+        self.cuda.core().threads.current().mode_was_refused.store(old.is_err(), Ordering::Relaxed);
         named(Call::ThreadExchangeCaptureMode, old).map(|old| match old {
             0 => CaptureMode::Global,
             1 => CaptureMode::ThreadLocal,
@@ -140,12 +158,16 @@ impl DriverApi for SimDriver {
     }
 
     fn register(&self, base: usize, bytes: usize) -> Result<(), CallError> {
-        let registered = self.cuda.cu_mem_host_register(base as *mut u8, bytes, PORTABLE);
+        let registered = self.make_unsafe_call(Call::MemHostRegister, || {
+            self.cuda.cu_mem_host_register(base as *mut u8, bytes, PORTABLE)
+        });
         named(Call::MemHostRegister, registered)
     }
 
     fn unregister(&self, base: usize) -> Result<(), CallError> {
-        named(Call::MemHostUnregister, self.cuda.cu_mem_host_unregister(base as *mut u8))
+        let unregistered = self
+            .make_unsafe_call(Call::MemHostUnregister, || self.cuda.cu_mem_host_unregister(base as *mut u8));
+        named(Call::MemHostUnregister, unregistered)
     }
 
     fn is_page_locked(&self, address: usize) -> Result<bool, CallError> {
@@ -178,6 +200,7 @@ mod tests {
             let sim = Sim::builder().devices(devices).build();
             sim.expect_violations();
             let (context, driver) = (sim.context(0), sim.driver());
+            driver.api().exchange_capture_mode(CaptureMode::Relaxed).expect("mode");
             Self { sim, driver, context }
         }
 
@@ -265,6 +288,29 @@ mod tests {
         rig.sim.run_until_idle();
         rig.api().destroy_event(event).expect("destroy");
         assert_eq!(rig.found(&[]), 0, "reused after completion is fine");
+    }
+
+    #[test]
+    fn a_call_that_a_capture_may_forbid_is_found_outside_the_relaxed_mode() {
+        let rig = Rig::new(1);
+        let event = rig.api().create_event().expect("event");
+        for mode in [CaptureMode::Global, CaptureMode::ThreadLocal] {
+            rig.api().exchange_capture_mode(mode).expect("mode");
+            rig.api().query_event(event).expect("query");
+            assert_eq!(rig.found(&["cuEventQuery", "relaxed"]), 1);
+            rig.api().synchronize_context().expect("synchronize");
+            assert_eq!(rig.found(&["cuCtxSynchronize", "relaxed"]), 1);
+            assert!(rig.api().register(0, 0).is_err() && rig.api().unregister(0).is_err());
+            assert_eq!(rig.found(&["cuMemHost", "relaxed"]), 2);
+        }
+        rig.sim.fail("cuThreadExchangeStreamCaptureMode", Fault::once(999));
+        assert!(rig.api().exchange_capture_mode(CaptureMode::Relaxed).is_err());
+        rig.api().query_event(event).expect("query");
+        assert_eq!(rig.found(&[]), 0, "the pool cannot help it");
+        let stream = rig.context.stream();
+        stream.begin_capture(crate::sim::CaptureMode::Relaxed);
+        rig.api().record_event(event, StreamHandle(stream.handle())).expect("record");
+        assert_eq!(rig.found(&["cuEventRecord", "captures"]), 1);
     }
 
     #[test]

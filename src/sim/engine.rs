@@ -78,10 +78,14 @@ impl Core {
                 let thread = self.threads.current();
                 thread.in_host_function.store(true, Ordering::Relaxed);
                 // A panic has to leave the stream able to go on, and to fail the test rather than a thread.
-                if catch_unwind(AssertUnwindSafe(function)).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| (function.lock())())).is_err() {
                     self.checks.violation(format_args!("a host function panicked"));
                 }
                 thread.in_host_function.store(false, Ordering::Relaxed);
+            }
+            Work::EndLaunch(kept) => {
+                drop(kept);
+                self.run_destructors();
             }
             Work::Record { .. } | Work::WaitFor(_) | Work::Delay(_) | Work::Nothing => {}
         }
@@ -191,6 +195,8 @@ impl Core {
         state.streams.iter_mut().for_each(|stream| stream.is_held = false);
         self.discard_work(&mut state, |_| true);
         self.changed.notify_all();
+        drop(state);
+        self.run_destructors();
     }
 
     /// Executes one operation of a stream picked by the seed; false when nothing can run.

@@ -1,6 +1,7 @@
 //! Events: points in streams that can be asked about.
 
 use super::calls::Call;
+use super::captures::CapturedPoint;
 use super::checks::Origin;
 use super::codes::{INVALID_HANDLE, INVALID_VALUE, NOT_READY};
 use super::core::Core;
@@ -19,7 +20,9 @@ pub(super) struct Event {
     id: u64,
     flags: u32,
     /// The last record; never recorded counts as complete.
-    recorded: Option<Position>,
+    pub(super) recorded: Option<Position>,
+    /// The last record was on a capturing stream: it stands for a point of a graph.
+    pub(super) captured: Option<CapturedPoint>,
     /// When the device executed the last record; kept for events with timing only.
     reached_at: Option<Instant>,
 }
@@ -33,7 +36,7 @@ impl State {
     }
 
     /// The slot of a living event: 400 for an unknown handle, 709 when its context is gone.
-    fn event_slot(&self, handle: usize) -> Result<usize, u32> {
+    pub(super) fn event_slot(&self, handle: usize) -> Result<usize, u32> {
         let slot = self.index(Kind::Event, handle).filter(|slot| *slot < self.events.len());
         let slot = slot.ok_or(INVALID_HANDLE)?;
         self.check_context(self.events[slot].context.ok_or(INVALID_HANDLE)?)?;
@@ -80,8 +83,18 @@ impl Core {
             }
             return Err(INVALID_HANDLE);
         }
+        if let Some(capture) = self.use_stream(&mut state, stream_slot)? {
+            if origin == Origin::Pool {
+                self.checks.violation(format_args!(
+                    "cuEventRecord: event {event:#x} of the pool is recorded on a stream that captures"
+                ));
+            }
+            state.record_in_capture(capture, stream_slot, slot);
+            return Ok(());
+        }
         let id = state.events[slot].id;
         state.events[slot].reached_at = None;
+        state.events[slot].captured = None;
         // The record is stored before it is enqueued, since enqueueing may execute it at once.
         let position = state.next_position(stream_slot);
         state.events[slot].recorded = Some(position);
@@ -118,7 +131,8 @@ impl Cuda {
             return Err(INVALID_VALUE);
         }
         let id = state.next_number();
-        let event = Event { context: Some(context), id, flags, recorded: None, reached_at: None };
+        let event =
+            Event { context: Some(context), id, flags, recorded: None, captured: None, reached_at: None };
         let slot = match state.free_events.pop() {
             Some(slot) => {
                 state.events[slot] = event;
@@ -147,9 +161,9 @@ impl Cuda {
             return Err(INVALID_HANDLE);
         }
         let thread = core.enter(Call::EventQuery, 0)?;
-        let state = core.state.lock();
+        let mut state = core.state.lock();
         let slot = state.event_slot(event)?;
-        core.capture_checked(Call::EventQuery, thread)?;
+        core.ask_event(&mut state, thread, slot)?;
         match state.is_event_pending(slot) {
             true => Err(NOT_READY),
             false => Ok(()),
@@ -160,10 +174,10 @@ impl Cuda {
     pub fn cu_event_synchronize(&self, event: usize) -> Result<(), u32> {
         let core = self.core();
         let thread = core.enter(Call::EventSynchronize, 0)?;
-        let state = core.state.lock();
+        let mut state = core.state.lock();
         let slot = state.event_slot(event)?;
         core.need_context(&state, thread)?;
-        core.capture_checked(Call::EventSynchronize, thread)?;
+        core.ask_event(&mut state, thread, slot)?;
         let context = state.events[slot].context.ok_or(INVALID_HANDLE)?;
         let awaited = state.awaited(event)?;
         core.wait_for(state, context, awaited.as_slice())

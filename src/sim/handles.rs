@@ -116,7 +116,7 @@ impl SimContext {
         }
     }
 
-    fn cuda(&self) -> &Cuda {
+    pub(super) fn cuda(&self) -> &Cuda {
         self.retained.sim.cuda()
     }
 
@@ -182,6 +182,7 @@ impl Drop for SimStream {
             let core = self.context.cuda().core();
             // It fails only when the context, and the stream with it, is gone already.
             let _ = core.destroy_stream(&mut core.state.lock(), self.handle);
+            core.run_destructors();
             core.work_became_runnable();
         }
     }

@@ -123,6 +123,10 @@ impl Core {
             None => HostKind::PageLocked,
         };
         let work = work(&state)?;
+        if let Some(capture) = self.use_stream(&mut state, slot)? {
+            state.capture(capture, slot, work, host.map(|address| (address, bytes)));
+            return Ok(());
+        }
         let context = state.streams[slot].context;
         let position = state.next_position(slot);
         self.enqueue_at(state, position, work, host.map(|address| (address, bytes)));
@@ -154,7 +158,7 @@ impl Cuda {
         let thread = core.enter(Call::MemAlloc, bytes)?;
         let mut state = core.state.lock();
         let context = core.current_context(&state, thread)?;
-        core.capture_checked(Call::MemAlloc, thread)?;
+        core.capture_checked(&mut state, thread)?;
         core.allocate(&mut state, context, bytes)
     }
 
@@ -168,28 +172,33 @@ impl Cuda {
         let thread = core.enter(Call::MemFree, 0)?;
         let mut state = core.state.lock();
         core.current_context(&state, thread)?;
-        core.capture_checked(Call::MemFree, thread)?;
+        core.capture_checked(&mut state, thread)?;
         state.device_memory.remove(&address).map(drop).ok_or(INVALID_VALUE)
     }
 
-    /// `cuMemAllocAsync`: usable at once.
+    /// `cuMemAllocAsync`: usable at once, also in a capture, whose replays allocate nothing.
     pub fn cu_mem_alloc_async(&self, bytes: usize, stream: usize) -> Result<u64, u32> {
         let core = self.core();
         let thread = core.enter(Call::MemAllocAsync, bytes)?;
         let mut state = core.state.lock();
         let slot = core.stream_slot(&mut state, thread, stream)?;
         core.need_context(&state, thread)?;
+        core.use_stream(&mut state, slot)?;
         let context = state.streams[slot].context;
         core.allocate(&mut state, context, bytes)
     }
 
-    /// `cuMemFreeAsync`: no later call can use the address; work in flight keeps the memory for itself.
+    /// `cuMemFreeAsync`: no later call can use the address; work in flight keeps the memory for itself. Captured, it
+    /// frees nothing, so that the replays can use the memory.
     pub fn cu_mem_free_async(&self, address: u64, stream: usize) -> Result<(), u32> {
         let core = self.core();
         let thread = core.enter(Call::MemFreeAsync, 0)?;
         let mut state = core.state.lock();
-        core.stream_slot(&mut state, thread, stream)?;
+        let slot = core.stream_slot(&mut state, thread, stream)?;
         core.need_context(&state, thread)?;
+        if core.use_stream(&mut state, slot)?.is_some() {
+            return state.device_range(address, 1).map(drop);
+        }
         state.device_memory.remove(&address).map(drop).ok_or(INVALID_VALUE)
     }
 

@@ -52,18 +52,22 @@
 //! * A pool that zeroes, unmaps or hands out such memory.
 //! * A pool that records an event again, or destroys it, while its record is pending, or records it on a
 //!   stream of another context; or that releases a primary context more often than it retained it.
+//! * A pool that records an event in a capture, or that makes a call which a capture could forbid while its thread is
+//!   not in the relaxed mode.
+//! * The launch of a graph that uses memory which the pool has zeroed, unmapped or handed out since the capture.
 //! * A host function that panics.
 //!
 //! # What is not simulated
 //!
-//! Kernels, graphs and stream capture (only the thread's capture mode is kept), the driver's behaviour after
-//! a fork and at process exit. Managed memory is host memory that prefers a place: it does not migrate, and is not
+//! Kernels, graphs that are built rather than captured, memory that a graph allocates or frees, the driver's
+//! behaviour after a fork and at process exit. Managed memory is host memory that prefers a place: it does not migrate, and is not
 //! on the device's side of a copy. `cuMemFree` of device memory does not wait. A pageable copy to the device always waits
 //! for its stream, also one of 64 KiB or less, which a real driver may take over at once.
 
 mod allocations;
 mod builder;
 mod calls;
+mod captures;
 mod checks;
 mod codes;
 mod contexts;
@@ -75,6 +79,8 @@ mod driver_memory;
 mod engine;
 mod events;
 mod faults;
+mod graph_handles;
+mod graphs;
 mod handles;
 mod host_memory;
 mod mappings;
@@ -85,12 +91,14 @@ mod registrations;
 mod state;
 mod streams;
 mod threads;
+mod user_objects;
 
 use crate::driver::Driver;
 pub use builder::SimBuilder;
 use calls::Call;
 pub use cuda::Cuda;
 pub use faults::Fault;
+pub use graph_handles::{CaptureMode, SimGraph};
 pub use handles::{SimBuffer, SimContext, SimStream};
 use std::fmt;
 use std::sync::Arc;
@@ -185,6 +193,17 @@ impl Sim {
     /// When there is no such stream.
     pub fn pretend_capture(&self, stream: usize, is_capturing: bool) {
         self.core().pretend_capture(stream, is_capturing);
+    }
+
+    /// From now on the functions of user objects (`cuUserObjectCreate`) that have become due are not run, as the driver
+    /// may take its time with them; false lets them run.
+    pub fn hold_user_objects(&self, are_held: bool) {
+        self.core().hold_destructors(are_held);
+    }
+
+    /// User objects that something still refers to.
+    pub fn user_objects(&self) -> usize {
+        self.core().user_objects.living()
     }
 
     /// Enqueues an operation that takes this long in real time, and one step on the stepped clock.

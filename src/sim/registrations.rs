@@ -155,9 +155,9 @@ impl Cuda {
         let thread = core.enter(Call::MemHostRegister, bytes)?;
         let start = address as usize;
         let context = {
-            let state = core.state.lock();
+            let mut state = core.state.lock();
             let context = core.current_context(&state, thread)?;
-            core.capture_checked(Call::MemHostRegister, thread)?;
+            core.capture_checked(&mut state, thread)?;
             let end = start.checked_add(bytes).ok_or(INVALID_VALUE)?;
             let is_on_device = state.device_range(start as u64, 1).is_ok();
             if start == 0 || bytes == 0 || flags & !0xF != 0 || is_on_device {
@@ -199,8 +199,8 @@ impl Cuda {
         if start == 0 {
             return Err(INVALID_VALUE);
         }
-        let state = core.state.lock();
-        core.capture_checked(Call::MemHostUnregister, thread)?;
+        let mut state = core.state.lock();
+        core.capture_checked(&mut state, thread)?;
         let Some(registration) = state.registrations.get(&start) else {
             return Err(match state.pinned_at(start) {
                 Some(_) => INVALID_VALUE,

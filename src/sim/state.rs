@@ -1,9 +1,11 @@
 //! Everything that the device's mutex guards, and how handles are told apart.
 
 use super::allocations::HostPiece;
+use super::captures::Capture;
 use super::codes::{CONTEXT_IS_DESTROYED, INVALID_CONTEXT};
 use super::contexts::Context;
 use super::events::Event;
+use super::graphs::{Executable, Graph};
 use super::host_memory::HostAllocation;
 use super::memory::{DeviceMemory, Registration};
 use super::random::Random;
@@ -20,6 +22,9 @@ pub(super) enum Kind {
     Context = 1,
     Stream = 2,
     Event = 3,
+    Graph = 4,
+    Executable = 5,
+    UserObject = 6,
 }
 
 /// An index that is valid only while the context is as old as `epoch`: a reset makes a new one.
@@ -51,6 +56,10 @@ pub(super) struct State {
     pub(super) thread_streams: HashMap<(usize, ContextRef), usize>,
     pub(super) events: Vec<Event>,
     pub(super) free_events: Vec<usize>,
+    /// Captures that no `cuStreamEndCapture` has ended, by their id.
+    pub(super) captures: BTreeMap<u64, Capture>,
+    pub(super) graphs: BTreeMap<usize, Graph>,
+    pub(super) executables: BTreeMap<usize, Executable>,
     pub(super) registrations: BTreeMap<usize, Registration>,
     /// Registrations and allocations that vanished with their context, by address.
     pub(super) vanished: BTreeMap<usize, usize>,
@@ -77,6 +86,9 @@ impl State {
             thread_streams: HashMap::new(),
             events: Vec::new(),
             free_events: Vec::new(),
+            captures: BTreeMap::new(),
+            graphs: BTreeMap::new(),
+            executables: BTreeMap::new(),
             registrations: BTreeMap::new(),
             vanished: BTreeMap::new(),
             host_allocations: BTreeMap::new(),

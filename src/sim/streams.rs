@@ -8,7 +8,10 @@ use super::host_memory::HostRange;
 use super::memory::DeviceRange;
 use super::state::{ContextRef, Kind, Position, State};
 use super::threads::Thread;
+use super::user_objects::Kept;
+use parking_lot::Mutex;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const NON_BLOCKING: u32 = 1;
@@ -33,7 +36,9 @@ pub(super) struct Stream {
     /// The sequence number up to which everything is done.
     pub(super) completed: u64,
     pub(super) is_held: bool,
-    /// What `cuStreamIsCapturing` shall say.
+    /// The capture that it takes part in.
+    pub(super) capture: Option<u64>,
+    /// What `cuStreamIsCapturing` shall say although nothing is captured.
     pub(super) says_capturing: bool,
     /// The head of the queue is being executed, without the device's mutex.
     pub(super) is_running: bool,
@@ -50,6 +55,7 @@ pub(super) struct Operation {
     pub(super) due: Option<Instant>,
 }
 
+#[derive(Clone)]
 pub(super) enum Work {
     HostToDevice {
         src: HostRange,
@@ -72,11 +78,16 @@ pub(super) enum Work {
         id: u64,
     },
     WaitFor(Position),
-    HostFunction(Box<dyn FnOnce() + Send>),
+    HostFunction(HostFunction),
     Delay(Duration),
+    /// The end of a graph's launch; the launch keeps the graph's user objects until then.
+    EndLaunch(Vec<Arc<Kept>>),
     /// Nothing is left to do: it was taken out to be executed, or cancelled.
     Nothing,
 }
+
+/// A host function; a graph runs it at every replay.
+pub(super) type HostFunction = Arc<Mutex<dyn FnMut() + Send>>;
 
 impl Stream {
     pub(super) fn head(&self) -> Option<u64> {
@@ -101,6 +112,7 @@ impl State {
             enqueued: 0,
             completed: 0,
             is_held: false,
+            capture: None,
             says_capturing: false,
             is_running: false,
             is_destroyed: false,
@@ -125,6 +137,7 @@ impl State {
 
     /// The stream accepts nothing more, and goes away once it has nothing left to do.
     pub(super) fn abandon_stream(&mut self, slot: usize) {
+        self.leave_capture(slot);
         self.streams[slot].is_destroyed = true;
         self.streams[slot].is_held = false;
         for handle in 0..self.stream_handles.len() {
@@ -236,6 +249,7 @@ impl Cuda {
         core.need_context(&state, thread)?;
         core.destroy_stream(&mut state, stream)?;
         drop(state);
+        core.run_destructors();
         core.work_became_runnable();
         Ok(())
     }
@@ -247,7 +261,7 @@ impl Cuda {
         let mut state = core.state.lock();
         let slot = core.stream_slot(&mut state, thread, stream)?;
         core.need_context(&state, thread)?;
-        core.capture_checked(Call::StreamQuery, thread)?;
+        core.ask_stream(&mut state, thread, slot)?;
         match state.streams[slot].queue.is_empty() {
             true => Ok(()),
             false => Err(NOT_READY),
@@ -261,7 +275,7 @@ impl Cuda {
         let mut state = core.state.lock();
         let slot = core.stream_slot(&mut state, thread, stream)?;
         core.need_context(&state, thread)?;
-        core.capture_checked(Call::StreamSynchronize, thread)?;
+        core.ask_stream(&mut state, thread, slot)?;
         let context = state.streams[slot].context;
         let position = state.streams[slot].position(slot);
         core.wait_for(state, context, &[position])
@@ -271,9 +285,10 @@ impl Cuda {
     pub fn cu_ctx_synchronize(&self) -> Result<(), u32> {
         let core = self.core();
         let thread = core.enter(Call::CtxSynchronize, 0)?;
-        let state = core.state.lock();
+        let mut state = core.state.lock();
         let context = core.current_context(&state, thread)?;
-        core.capture_checked(Call::CtxSynchronize, thread)?;
+        core.capture_checked(&mut state, thread)?;
+        core.context_wait_checked(&mut state, context)?;
         let positions = state.outstanding(context);
         core.wait_for(state, context, &positions)
     }
@@ -284,34 +299,29 @@ impl Cuda {
         let thread = core.enter(Call::StreamWaitEvent, 0)?;
         let mut state = core.state.lock();
         let slot = core.stream_slot(&mut state, thread, stream)?;
-        let awaited = state.awaited(event)?;
+        state.event_slot(event)?;
         core.need_context(&state, thread)?;
         if flags > 1 {
             return Err(INVALID_VALUE);
         }
-        if let Some(awaited) = awaited {
+        if core.wait_in_capture(&mut state, slot, event)? {
+            return Ok(());
+        }
+        if let Some(awaited) = state.awaited(event)? {
             let position = state.next_position(slot);
             core.enqueue_at(state, position, Work::WaitFor(awaited), None);
         }
         Ok(())
     }
 
-    /// `cuStreamIsCapturing`: 0 (none), or 1 (active) while [`Sim::pretend_capture`](super::Sim::pretend_capture)
-    /// says so; captures are not simulated yet.
-    pub fn cu_stream_is_capturing(&self, stream: usize) -> Result<u32, u32> {
-        let core = self.core();
-        let thread = core.enter(Call::StreamIsCapturing, 0)?;
-        let mut state = core.state.lock();
-        let slot = core.stream_slot(&mut state, thread, stream)?;
-        Ok(u32::from(state.streams[slot].says_capturing))
-    }
-
-    /// `cuStreamGetId`: never reused, unlike the handle.
+    /// `cuStreamGetId`: never reused, unlike the handle. On a capturing stream it answers 900 and invalidates the
+    /// capture, as the driver may.
     pub fn cu_stream_get_id(&self, stream: usize) -> Result<u64, u32> {
         let core = self.core();
         let thread = core.enter(Call::StreamGetId, 0)?;
         let mut state = core.state.lock();
         let slot = core.stream_slot(&mut state, thread, stream)?;
+        core.refuse_while_capturing(&mut state, slot)?;
         Ok(state.streams[slot].id)
     }
 
@@ -325,14 +335,24 @@ impl Cuda {
     }
 
     /// `cuLaunchHostFunc`: runs the function when the stream gets there. A driver call inside it answers 800.
-    pub fn cu_launch_host_func(&self, stream: usize, function: Box<dyn FnOnce() + Send>) -> Result<(), u32> {
+    /// Captured, it runs at every replay.
+    pub fn cu_launch_host_func(
+        &self,
+        stream: usize,
+        function: impl FnMut() + Send + 'static,
+    ) -> Result<(), u32> {
         let core = self.core();
         let thread = core.enter(Call::LaunchHostFunc, 0)?;
         let mut state = core.state.lock();
         let slot = core.stream_slot(&mut state, thread, stream)?;
         core.need_context(&state, thread)?;
+        let work = Work::HostFunction(Arc::new(Mutex::new(function)));
+        if let Some(capture) = core.use_stream(&mut state, slot)? {
+            state.capture(capture, slot, work, None);
+            return Ok(());
+        }
         let position = state.next_position(slot);
-        core.enqueue_at(state, position, Work::HostFunction(function), None);
+        core.enqueue_at(state, position, work, None);
         Ok(())
     }
 }

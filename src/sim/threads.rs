@@ -29,8 +29,10 @@ pub(super) struct Thread {
     pub(super) current: AtomicUsize,
     /// What `cuCtxPopCurrent` brings back, newest last.
     pub(super) below: Mutex<Vec<usize>>,
-    /// `CUstreamCaptureMode`; captures themselves come later.
+    /// `CUstreamCaptureMode`.
     pub(super) capture_mode: AtomicU32,
+    /// The pool asked for a mode, in vain.
+    pub(super) mode_was_refused: AtomicBool,
     /// Set while the thread runs a host function, where no call is permitted.
     pub(super) in_host_function: AtomicBool,
     counts: [AtomicU64; Call::COUNT],
@@ -65,6 +67,7 @@ impl Threads {
                 current: AtomicUsize::new(0),
                 below: Mutex::new(Vec::new()),
                 capture_mode: AtomicU32::new(0),
+                mode_was_refused: AtomicBool::new(false),
                 in_host_function: AtomicBool::new(false),
                 counts: [const { AtomicU64::new(0) }; Call::COUNT],
             })

@@ -84,6 +84,16 @@ impl Control {
         call!(self.fake_cuda_pretend_capture(stream => usize, is_capturing => bool))
     }
 
+    /// From now on the functions of user objects that have become due are not run; false lets them run.
+    pub fn hold_user_objects(&self, are_held: bool) {
+        call!(self.fake_cuda_hold_user_objects(are_held => bool))
+    }
+
+    /// User objects that something still refers to.
+    pub fn user_objects(&self) -> usize {
+        call!(self.fake_cuda_user_objects() -> usize)
+    }
+
     /// Enqueues an operation that takes this long.
     pub fn stall(&self, stream: usize, duration: Duration) {
         call!(self.fake_cuda_stall(stream => usize, nanoseconds(duration) => u64))

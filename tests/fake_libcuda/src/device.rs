@@ -69,8 +69,10 @@ pub(crate) fn configure(change: impl FnOnce(&mut Settings)) -> bool {
 pub(crate) fn sim() -> &'static Sim {
     DEVICE.get_or_init(|| {
         let settings = settings().clone();
+        let has_no_objects = std::env::var("FAKE_CUDA_USER_OBJECTS").is_ok_and(|value| value == "0");
         let mut builder = Sim::builder()
             .devices(settings.devices)
+            .user_objects(!has_no_objects)
             .confidential_computing(settings.confidential_computing)
             .pinned_bytes_max(settings.pinned_bytes_max);
         for (number, value) in settings.attributes {

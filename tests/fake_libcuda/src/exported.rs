@@ -35,6 +35,12 @@ controls! {
         device::sim().pretend_capture(stream, is_capturing)
     }
 
+    /// From now on the functions of user objects that have become due are not run; false lets them run.
+    fn fake_cuda_hold_user_objects(are_held: bool) -> () { device::sim().hold_user_objects(are_held) }
+
+    /// User objects that something still refers to.
+    fn fake_cuda_user_objects() -> usize { device::sim().user_objects() }
+
     /// Enqueues an operation that takes this long.
     fn fake_cuda_stall(stream: usize, ns: u64) -> () { device::sim().stall(stream, Duration::from_nanos(ns)) }
 

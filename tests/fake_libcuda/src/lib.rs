@@ -16,7 +16,8 @@
 //! `FAKE_CUDA_STUB=1` (every function answers 34, as the toolkit's link-time stub does), `FAKE_CUDA_REFUSE=801`
 //! (registering and unregistering answer that code; with 0 they answer success and do nothing),
 //! `FAKE_CUDA_CONFIDENTIAL=1` (registering answers 801, allocating works), `FAKE_CUDA_ATTRIBUTES=99=0,100=1`
-//! (what the devices answer for these attributes).
+//! (what the devices answer for these attributes),
+//! `FAKE_CUDA_USER_OBJECTS=0` (there are none: 801).
 
 pub mod abi;
 pub mod control;

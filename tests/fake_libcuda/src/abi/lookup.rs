@@ -1,6 +1,6 @@
 //! `cuGetProcAddress`, and the texts of result codes.
 
-use super::{INVALID_VALUE, contexts, exports, memory, out, out_optional, streams, unsupported};
+use super::{INVALID_VALUE, contexts, exports, graphs, memory, out, out_optional, streams, unsupported};
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::LazyLock;
@@ -38,6 +38,7 @@ unsafe fn address_of(symbol: *const c_char) -> Option<*const ()> {
             contexts::functions(),
             memory::functions(),
             streams::functions(),
+            graphs::functions(),
             unsupported::functions(),
         ]
         .into_iter()
@@ -87,7 +88,16 @@ const TEXTS: &[(u32, &CStr, &CStr)] = &[
     (801, c"CUDA_ERROR_NOT_SUPPORTED", c"not supported (simulated)"),
     (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"not allowed while a stream captures (simulated)"),
     (901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"the capture is invalid (simulated)"),
+    (902, c"CUDA_ERROR_STREAM_CAPTURE_MERGE", c"two captures would be merged (simulated)"),
+    (903, c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", c"the capture began on another stream (simulated)"),
+    (904, c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED", c"a stream of the capture was not joined (simulated)"),
+    (
+        905,
+        c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION",
+        c"the capture would depend on what is outside it (simulated)",
+    ),
     (906, c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", c"would depend on a capturing stream (simulated)"),
     (907, c"CUDA_ERROR_CAPTURED_EVENT", c"the event was captured (simulated)"),
+    (908, c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", c"the capture began on another thread (simulated)"),
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error (simulated)"),
 ];

@@ -3,6 +3,7 @@
 //! A panic never crosses the C boundary, where it would end the process: it becomes 999.
 
 mod contexts;
+mod graphs;
 mod lookup;
 mod memory;
 mod streams;

@@ -1,12 +1,10 @@
-//! Streams, events, host functions, and what there is of stream capture.
+//! Streams, events and host functions.
 
-use super::{INVALID_VALUE, exports, out, out_optional};
+use super::{INVALID_VALUE, exports, out};
 use std::ffi::c_void;
 
-const NOT_SUPPORTED: u32 = 801;
-
 /// `CUhostFn`; NULL is an error.
-type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
+pub(super) type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;
 
 exports! { functions:
     fn cuStreamCreate(stream: *mut usize, flags: u32) |cuda| out(stream, || cuda.cu_stream_create(flags));
@@ -19,28 +17,6 @@ exports! { functions:
         cuda.cu_stream_wait_event(stream, event, flags);
     fn cuStreamGetId(stream: usize, id: *mut u64) |cuda| out(id, || cuda.cu_stream_get_id(stream));
     fn cuStreamGetCtx(stream: usize, context: *mut usize) |cuda| out(context, || cuda.cu_stream_get_ctx(stream));
-
-    fn cuStreamIsCapturing(stream: usize, status: *mut u32) |cuda|
-        out(status, || cuda.cu_stream_is_capturing(stream));
-    fn cuStreamGetCaptureInfo_v2(stream: usize, status: *mut u32, id: *mut u64) |cuda| {
-        out_optional(id, 0);
-        out(status, || cuda.cu_stream_is_capturing(stream))
-    };
-    fn cuStreamGetCaptureInfo_v3(stream: usize, status: *mut u32, id: *mut u64) |cuda| {
-        out_optional(id, 0);
-        out(status, || cuda.cu_stream_is_capturing(stream))
-    };
-    fn cuThreadExchangeStreamCaptureMode(mode: *mut u32) |cuda| {
-        if mode.is_null() {
-            return Err(INVALID_VALUE);
-        }
-        let wanted = mode.read();
-        out(mode, || cuda.cu_thread_exchange_stream_capture_mode(wanted))
-    };
-    // The simulated device cannot capture yet.
-    fn cuStreamBeginCapture(_stream: usize, _mode: u32) |_| Err(NOT_SUPPORTED);
-    fn cuStreamBeginCapture_v2(_stream: usize, _mode: u32) |_| Err(NOT_SUPPORTED);
-    fn cuStreamEndCapture(_stream: usize, _graph: *mut usize) |_| Err(NOT_SUPPORTED);
 
     fn cuEventCreate(event: *mut usize, flags: u32) |cuda| out(event, || cuda.cu_event_create(flags));
     fn cuEventRecord(event: usize, stream: usize) |cuda| cuda.cu_event_record(event, stream);
@@ -55,7 +31,7 @@ exports! { functions:
     fn cuLaunchHostFunc(stream: usize, function: HostFunction, data: *mut c_void) |cuda| {
         let Some(function) = function else { return Err(INVALID_VALUE) };
         let call = HostCall { function, data };
-        cuda.cu_launch_host_func(stream, Box::new(move || call.run()))
+        cuda.cu_launch_host_func(stream, move || call.run())
     };
 }
 
@@ -69,8 +45,9 @@ struct HostCall {
 unsafe impl Send for HostCall {}
 
 impl HostCall {
-    fn run(self) {
-        // SAFETY: the caller of cuLaunchHostFunc keeps the argument valid until the function has run.
+    fn run(&self) {
+        // SAFETY: the caller of cuLaunchHostFunc keeps the argument valid until the function has run; where it is
+        // captured, as long as the graph can be launched.
         unsafe { (self.function)(self.data) };
     }
 }

@@ -19,7 +19,6 @@ unsupported! {
     cuOccupancyAvailableDynamicSMemPerBlock cuOccupancyMaxActiveBlocksPerMultiprocessor
     cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags cuOccupancyMaxPotentialBlockSize
     cuOccupancyMaxPotentialBlockSizeWithFlags cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize
-    cuGraphInstantiateWithFlags cuGraphLaunch cuGraphUpload cuGraphDestroy cuGraphExecDestroy
     cuMemPrefetchAsync cuMemPrefetchAsync_v2 cuStreamAttachMemAsync
     cuMemPoolCreate cuMemPoolDestroy cuMemPoolTrimTo cuMemPoolGetAttribute cuMemPoolSetAttribute
     cuMemAllocFromPoolAsync cuDeviceGetDefaultMemPool cuDeviceGetMemPool cuDeviceSetMemPool
