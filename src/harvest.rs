@@ -86,8 +86,10 @@ impl Search<'_> {
 
     fn in_pending(&mut self, class: SizeClass) -> Option<Returned> {
         let mut after = 0;
+        let device_in_use = self.home.device_in_use();
         for _ in 0..CANDIDATES_MAX {
-            let candidate = self.home.pending.candidate(class, after, |block| self.fits(block))?;
+            let candidate =
+                self.home.pending.candidate(class, after, device_in_use, |block| self.fits(block))?;
             after = candidate.id;
             // Asked outside the lock; the answer counts only if the entry is still there afterwards.
             if candidate.events.iter().all(|(event, _)| self.is_complete(*event))

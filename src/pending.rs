@@ -4,7 +4,7 @@
 //! copies what to ask, asks, and takes the block out only if the entry is still there under its number.
 //! Numbers are never used twice, so an answer about a block that left meanwhile is dropped.
 
-use crate::block::Returned;
+use crate::block::{Fate, Returned};
 use crate::contexts::Context;
 use crate::driver::EventHandle;
 use crate::size_class::{CLASS_COUNT, SizeClass};
@@ -183,16 +183,20 @@ impl Pending {
 
     /// The next block after `after` that a taker may ask about: its events alone decide, and `fits`.
     ///
-    /// Blocks that are known to be done come with no events.
+    /// Blocks that are known to be done come with no events; `device_in_use` is false where every block is.
     pub(crate) fn candidate(
         &self,
         class: SizeClass,
         after: EntryId,
+        device_in_use: bool,
         fits: impl Fn(&Returned) -> bool,
     ) -> Option<Candidate> {
         let entries = self.classes[class.index()].lock();
         entries.iter().filter(|entry| entry.id > after && fits(&entry.block)).find_map(|entry| {
-            let known_done = entry.stage == Stage::Done || entry.block.fate().is_proof();
+            let is_recorded = entry.block.fate() == Fate::Recorded;
+            let nothing_to_wait_for = !device_in_use && is_recorded && entry.block.uses().is_empty();
+            let known_done =
+                entry.stage == Stage::Done || entry.block.fate().is_proof() || nothing_to_wait_for;
             if known_done {
                 return Some(Candidate { id: entry.id, events: SmallVec::new() });
             }

@@ -1,0 +1,251 @@
+//! The application's side of the simulated device: streams that say of every operation whether it is done.
+#![allow(unsafe_code)] // Enqueueing a copy promises that the memory stays valid until it is done.
+
+use crate::script::{FAULTS, Setup, Times};
+use pinpool::PinnedBuffer;
+use pinpool::sim::{Fault, Sim, SimBuffer, SimContext, SimStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// An operation on a stream, between two host functions that say how far it is.
+#[derive(Debug, Default)]
+pub struct Mark {
+    begun: AtomicBool,
+    done: AtomicBool,
+}
+
+impl Mark {
+    pub fn is_done(&self) -> bool {
+        self.done.load(Ordering::SeqCst)
+    }
+
+    fn is_open(&self) -> bool {
+        self.begun.load(Ordering::SeqCst) && !self.is_done()
+    }
+}
+
+/// A stream of the application.
+pub struct Line {
+    pub stream: SimStream,
+    /// Unlike its handle never used twice.
+    pub id: u64,
+    pub held: bool,
+    marks: Vec<Arc<Mark>>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    NonBlocking(usize),
+    Blocking,
+    Default,
+}
+
+pub struct Device {
+    pub sim: Sim,
+    pub contexts: Vec<SimContext>,
+    pub lines: Vec<Line>,
+    pub current: usize,
+    /// Contexts that are lost.
+    broken: Vec<usize>,
+    marks: Vec<Arc<Mark>>,
+    next_id: u64,
+}
+
+impl Device {
+    pub fn new(setup: &Setup) -> Self {
+        let mut builder = Sim::builder().devices(setup.devices.into()).seed(setup.seed);
+        if setup.reads_pageable {
+            builder = builder.attribute(88, 1);
+        }
+        // That unregistering waits for the device is a courtesy that hides mistakes.
+        let sim = builder.unregister_waits(false).build();
+        sim.expect_violations(); // taken after every operation, on the script's thread
+        let contexts: Vec<_> = (0..setup.devices).map(|device| sim.context(device.into())).collect();
+        let mut device = Self {
+            sim,
+            contexts,
+            lines: Vec::new(),
+            current: 0,
+            broken: Vec::new(),
+            marks: Vec::new(),
+            next_id: 0,
+        };
+        for context in 0..device.contexts.len() {
+            device.lines.push(device.line(Kind::NonBlocking(context)));
+            device.lines.push(device.line(Kind::NonBlocking(context)));
+        }
+        if setup.devices == 1 {
+            device.lines.push(device.line(Kind::Blocking));
+            device.lines.push(device.line(Kind::Default));
+        }
+        for (id, line) in device.lines.iter_mut().enumerate() {
+            line.id = id as u64;
+        }
+        device.next_id = device.lines.len() as u64;
+        device.bind(0);
+        device
+    }
+
+    fn line(&self, kind: Kind) -> Line {
+        let stream = match kind {
+            Kind::NonBlocking(context) => self.contexts[context].stream(),
+            Kind::Blocking => self.contexts[0].blocking_stream(),
+            Kind::Default => self.contexts[0].default_stream(),
+        };
+        Line { stream, id: self.next_id, held: false, marks: Vec::new(), kind }
+    }
+
+    pub fn bind(&mut self, device: usize) {
+        if let Some(context) = self.contexts.get(device) {
+            context.bind();
+            self.current = device;
+        }
+    }
+
+    /// Enqueues what `action` does, and says when it is done.
+    pub fn enqueue<R>(&mut self, line: usize, action: impl FnOnce(&SimStream) -> R) -> (Arc<Mark>, R) {
+        self.marks.retain(|mark| !mark.is_done());
+        let mark = Arc::new(Mark::default());
+        let line = &mut self.lines[line];
+        line.marks.retain(|mark| !mark.is_done());
+        let tell = |flag: fn(&Mark) -> &AtomicBool| {
+            // The default stream is the current context's.
+            line.stream.context().bind();
+            let mark = mark.clone();
+            let say = Box::new(move || flag(&mark).store(true, Ordering::SeqCst));
+            self.sim.cuda().cu_launch_host_func(line.stream.handle(), say).expect("no fault is set for it");
+            if let Some(context) = self.contexts.get(self.current) {
+                context.bind();
+            }
+        };
+        tell(|mark| &mark.begun);
+        let result = action(&line.stream);
+        tell(|mark| &mark.done);
+        line.marks.push(mark.clone());
+        self.marks.push(mark.clone());
+        (mark, result)
+    }
+
+    /// The context's device is lost; its unfinished work is never done, which is as good as done.
+    pub fn break_context(&mut self, index: usize) -> Option<usize> {
+        let context = self.contexts.get(index)?;
+        context.break_with(700);
+        self.broken.push(index);
+        for line in self.lines.iter().filter(|line| line.stream.context().handle() == context.handle()) {
+            line.marks.iter().for_each(|mark| mark.done.store(true, Ordering::SeqCst));
+        }
+        Some(context.handle())
+    }
+
+    pub fn is_broken(&self, line: usize) -> bool {
+        let context = self.lines[line].stream.context();
+        self.broken.iter().any(|broken| self.contexts[*broken].handle() == context.handle())
+    }
+
+    /// Whether a wait for everything would wait for a stream that is held.
+    pub fn has_held_work(&self) -> bool {
+        self.lines.iter().any(|line| line.held && line.marks.iter().any(|mark| !mark.is_done()))
+    }
+
+    pub fn set_held(&mut self, line: usize, held: bool) {
+        if line < self.lines.len() && !self.is_broken(line) {
+            let line = &mut self.lines[line];
+            line.held = held;
+            if held { line.stream.hold() } else { line.stream.release() }
+        }
+    }
+
+    pub fn release_all(&mut self) {
+        (0..self.lines.len()).filter(|line| self.lines[*line].held).collect::<Vec<_>>().into_iter().for_each(
+            |line| {
+                self.set_held(line, false);
+            },
+        );
+    }
+
+    /// One operation, with the host functions beside it.
+    pub fn step(&self) -> bool {
+        let moved = self.sim.step();
+        while self.marks.iter().any(|mark| mark.is_open()) && self.sim.step() {}
+        moved
+    }
+
+    pub fn run_until_idle(&self) {
+        while self.step() {}
+    }
+
+    /// Lets everything go on until these are done.
+    pub fn finish<'a>(&mut self, mut marks: impl Iterator<Item = &'a Arc<Mark>>) {
+        if marks.any(|mark| !mark.is_done()) {
+            self.release_all();
+            self.run_until_idle();
+        }
+    }
+
+    pub fn renew(&mut self, line: usize) {
+        let Some(old) = self.lines.get(line) else { return };
+        if let Kind::NonBlocking(context) = old.kind
+            && !self.broken.contains(&context)
+        {
+            let kind = old.kind;
+            let old = self.lines.remove(line);
+            drop(old);
+            let new = self.line(kind);
+            self.next_id += 1;
+            self.lines.insert(line, new);
+        }
+    }
+
+    /// A copy of the first bytes; with the mark that says when it is done, if that is later than now.
+    pub fn copy_out(
+        &mut self,
+        line: usize,
+        buffer: &PinnedBuffer,
+        len: usize,
+    ) -> (SimBuffer, Option<Arc<Mark>>) {
+        let device = self.lines[line].stream.context().alloc(len);
+        // SAFETY: the pool keeps the memory unchanged until the copy is done; that is what is tested.
+        let copy = |stream: &SimStream| unsafe { stream.copy_to_device(&buffer[..len], &device) };
+        if buffer.is_pinned() {
+            let (mark, ()) = self.enqueue(line, copy);
+            return (device, Some(mark));
+        }
+        self.let_pass(line);
+        copy(&self.lines[line].stream);
+        (device, None)
+    }
+
+    /// A copy from fresh device memory, which is full of 0xCD.
+    pub fn copy_back(&mut self, line: usize, buffer: &mut PinnedBuffer) -> Option<Arc<Mark>> {
+        let device = self.lines[line].stream.context().alloc(buffer.len());
+        let whole: *mut [u8] = &mut buffer[..];
+        // SAFETY: the pool keeps the memory until the copy is done; that is what is tested.
+        let copy = |stream: &SimStream| unsafe { stream.copy_to_host(&device, whole) };
+        if buffer.is_pinned() {
+            return Some(self.enqueue(line, copy).0);
+        }
+        self.let_pass(line);
+        copy(&self.lines[line].stream);
+        None
+    }
+
+    /// The call is going to wait for the stream.
+    fn let_pass(&mut self, line: usize) {
+        match self.lines[line].kind {
+            Kind::NonBlocking(_) => self.set_held(line, false),
+            Kind::Blocking | Kind::Default => self.release_all(),
+        }
+    }
+
+    pub fn fail(&self, fault: u8, times: Times) -> &'static str {
+        let (call, code) = FAULTS[usize::from(fault) % FAULTS.len()];
+        let fault = match times {
+            Times::Once => Fault::once(code),
+            Times::Second => Fault::nth(2, code),
+            Times::Always => Fault::always(code),
+        };
+        self.sim.fail(call, fault);
+        call
+    }
+}

@@ -1,0 +1,332 @@
+//! The naive model: a plain list of blocks, each somewhere, and what the pool's own books must say of them.
+//!
+//! Where a promise decides the outcome, the model demands it. Where several outcomes are right, or a fault may have
+//! struck, it looks at what is page-locked and at the counts, and demands that one right outcome explains them.
+
+use crate::device::Mark;
+use pinpool::{ClassStats, PinnedPool, Stats};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Ends the function with a sentence unless the condition holds.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $($message:tt)*) => {
+        if !$condition {
+            return Err(format!($($message)*));
+        }
+    };
+}
+
+/// What says that the device is done with a block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Fate {
+    /// Its records; without any, a wait for all contexts, if the device can have touched it at all.
+    Recorded,
+    /// A record failed: a wait for all contexts.
+    Failed,
+    /// The caller's promise.
+    Proven,
+}
+
+/// A block that was returned.
+#[derive(Clone, Debug)]
+pub struct Returned {
+    pub fate: Fate,
+    /// Records, made known to the pool.
+    pub uses: Vec<Arc<Mark>>,
+    /// Copies, whether the pool can know of them or not.
+    pub copies: Vec<Arc<Mark>>,
+    pub dirty: usize,
+}
+
+#[derive(Clone, Debug)]
+pub enum Place {
+    Out,
+    Queued(Returned),
+    /// With the place in the order of shelving; equal where the order is unknown.
+    Shelved(u64),
+    /// Evicted, not yet unregistered.
+    Retiring,
+    Quarantined,
+    /// Queued, shelved, retiring or quarantined: a fault may have struck.
+    Unknown(Option<Returned>),
+}
+
+#[derive(Clone, Debug)]
+pub struct Block {
+    pub address: usize,
+    pub class: usize,
+    pub pinned: bool,
+    pub place: Place,
+    /// What `take_unzeroed` may have left of the holder before.
+    pub left_dirty: usize,
+}
+
+impl Block {
+    /// Whether it is among what is page-locked: not some other block at the address of one that was freed.
+    pub fn is_live(&self, live: &BTreeMap<usize, usize>) -> bool {
+        live.get(&self.address) == Some(&self.class)
+    }
+}
+
+impl Returned {
+    /// Whether nothing touches the bytes: only then may the pool.
+    pub fn may(&self) -> bool {
+        self.copies.iter().chain(&self.uses).all(|mark| mark.is_done())
+    }
+
+    fn waits_for_contexts(&self, pinned: bool, reads_pageable: bool) -> bool {
+        match self.fate {
+            Fate::Failed => true,
+            Fate::Recorded => self.uses.is_empty() && (pinned || reads_pageable),
+            Fate::Proven => false,
+        }
+    }
+}
+
+/// Exact counts of one class.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Given {
+    pub hits: u64,
+    pub unpinned_hits: u64,
+    pub misses: u64,
+    pub harvested: u64,
+    pub returned: u64,
+}
+
+pub struct Model {
+    pub has_device: bool,
+    pub reads_pageable: bool,
+    pub ceiling: usize,
+    pub zero_limit: usize,
+    pub cap: usize,
+    pub blocks: Vec<Block>,
+    pub given: BTreeMap<usize, Given>,
+    pub record_failures: u64,
+    /// Dirty bytes that were returned, of which each is zeroed once at most.
+    pub dirty_bytes: u64,
+    /// A fault is set that may strike the cleaner or a wait.
+    pub faulty: bool,
+    /// A fault is set that may strike a record.
+    pub records_fail: bool,
+    /// The device may be lost for the pool, or page-locking pauses.
+    pub sticky: bool,
+    /// A shutdown ended before everything was done.
+    pub gave_up: bool,
+    /// A fault was set at some time.
+    pub was_faulty: bool,
+    pub order: u64,
+    /// What the pool said last, by class.
+    pub seen: BTreeMap<usize, ClassStats>,
+}
+
+impl Model {
+    /// Whether more than one outcome is right.
+    pub fn loose(&self) -> bool {
+        self.faulty || self.sticky
+    }
+
+    pub fn find(&mut self, address: usize) -> Option<&mut Block> {
+        self.blocks.iter_mut().find(|block| block.address == address)
+    }
+
+    pub fn given(&mut self, class: usize) -> &mut Given {
+        self.given.entry(class).or_default()
+    }
+
+    pub fn of_class(&self, class: usize) -> impl Iterator<Item = &Block> {
+        self.blocks.iter().filter(move |block| block.class == class)
+    }
+
+    /// Blocks on the shelf of a class, by the pool's last word.
+    pub fn pooled(&self, class: usize) -> usize {
+        self.seen.get(&class).map_or(0, |class| class.pooled_buffers)
+    }
+
+    pub fn may_wait_for_contexts(&self, block: &Block) -> bool {
+        match &block.place {
+            Place::Queued(returned) => returned.waits_for_contexts(block.pinned, self.reads_pageable),
+            Place::Unknown(_) => true,
+            _ => false,
+        }
+    }
+
+    /// Whether the cleaner has to finish the block when it is let work. `contexts_finish`: all contexts can be waited for.
+    pub fn must_finish(&self, block: &Block, contexts_finish: bool) -> bool {
+        let Place::Queued(returned) = &block.place else { return false };
+        match returned.waits_for_contexts(block.pinned, self.reads_pageable) && self.has_device {
+            true => contexts_finish,
+            false => returned.fate == Fate::Proven || returned.uses.iter().all(|mark| mark.is_done()),
+        }
+    }
+
+    /// Whether a taker that would miss has to find the block.
+    pub fn must_be_harvested(&self, block: &Block, zeroed: bool) -> bool {
+        let Place::Queued(returned) = &block.place else { return false };
+        self.may_be_harvested(block, returned, zeroed)
+            && match returned.fate {
+                Fate::Proven => true,
+                Fate::Failed => false,
+                Fate::Recorded if !self.has_device => true,
+                Fate::Recorded => !returned.uses.is_empty() && returned.may(),
+            }
+    }
+
+    pub fn may_be_harvested(&self, block: &Block, returned: &Returned, zeroed: bool) -> bool {
+        (block.pinned || !self.has_device) && (!zeroed || returned.dirty <= self.zero_limit) && returned.may()
+    }
+
+    pub fn shelved_bytes(&self) -> usize {
+        self.seen.values().map(|class| class.pooled_buffers * class.class_bytes).sum()
+    }
+
+    /// The pool's books, the device's, and the model's.
+    pub fn audit(
+        &mut self,
+        pool: &PinnedPool,
+        live: &BTreeSet<usize>,
+        registered: usize,
+    ) -> Result<(), String> {
+        let stats = pool.stats();
+        ensure!(stats.is_balanced(), "the accounts do not balance: {stats:?}");
+        ensure!(
+            stats.registered_bytes == registered,
+            "the pool counts {} registered bytes and the device {registered}",
+            stats.registered_bytes
+        );
+        ensure!(
+            stats.pooled_bytes <= pool.max_pooled_bytes(),
+            "{} pooled bytes are over the cap",
+            stats.pooled_bytes
+        );
+        ensure!(stats.peak_registered_bytes <= self.ceiling, "the ceiling was exceeded");
+        ensure!(pool.max_pooled_bytes() == self.cap, "the cap is {}", pool.max_pooled_bytes());
+        ensure!(
+            stats.registrations - stats.unregistrations == live.len() as u64,
+            "{} registrations, {} unregistrations, and {} are left",
+            stats.registrations,
+            stats.unregistrations,
+            live.len()
+        );
+        ensure!(
+            stats.record_failures == self.record_failures,
+            "{} failed records, not {}",
+            stats.record_failures,
+            self.record_failures
+        );
+        ensure!(
+            stats.zeroed_bytes <= self.dirty_bytes,
+            "{} bytes were zeroed, and {} were dirty",
+            stats.zeroed_bytes,
+            self.dirty_bytes
+        );
+        self.audit_failures(&stats)?;
+        self.seen = stats.classes.iter().map(|class| (class.class_bytes, class.clone())).collect();
+        let pinned: BTreeSet<usize> =
+            self.blocks.iter().filter(|block| block.pinned).map(|block| block.address).collect();
+        ensure!(pinned == *live, "page-locked are {live:x?}, and should be {pinned:x?}");
+        let classes: BTreeSet<usize> =
+            self.seen.keys().copied().chain(self.blocks.iter().map(|block| block.class)).collect();
+        classes.into_iter().try_for_each(|class| self.audit_class(class))
+    }
+
+    fn audit_failures(&self, stats: &Stats) -> Result<(), String> {
+        ensure!(
+            self.was_faulty || (stats.registration_failures, stats.unregistration_failures) == (0, 0),
+            "failures without a fault: {stats:?}"
+        );
+        ensure!(
+            self.was_faulty || self.gave_up || (stats.wait_failures, stats.quarantined_bytes) == (0, 0),
+            "quarantined without a fault: {stats:?}"
+        );
+        Ok(())
+    }
+
+    /// One class: unknown blocks are made known if the counts say what they are.
+    fn audit_class(&mut self, class: usize) -> Result<(), String> {
+        let given = *self.given(class);
+        let seen = self.seen.get(&class).cloned().unwrap_or_default();
+        let counts = Given {
+            hits: seen.hits,
+            unpinned_hits: seen.unpinned_hits,
+            misses: seen.misses,
+            harvested: seen.harvested,
+            returned: seen.returned,
+        };
+        ensure!(counts == given, "class {class}: counted {counts:?}, and it should be {given:?}");
+        for pinned in [true, false] {
+            let of = |place: fn(&Place) -> bool| {
+                self.of_class(class).filter(|block| block.pinned == pinned && place(&block.place)).count()
+            };
+            let out = of(|place| matches!(place, Place::Out));
+            let queued = of(|place| matches!(place, Place::Queued(_)));
+            let shelved = of(|place| matches!(place, Place::Shelved(_)));
+            let retiring = of(|place| matches!(place, Place::Retiring));
+            let quarantined = of(|place| matches!(place, Place::Quarantined));
+            let unknown = of(|place| matches!(place, Place::Unknown(_)));
+            let [seen_out, seen_queued, seen_shelved, seen_quarantined] = if pinned {
+                [
+                    seen.checked_out_pinned_buffers,
+                    seen.queued_pinned_buffers,
+                    seen.pooled_pinned_buffers,
+                    seen.quarantined_pinned_buffers,
+                ]
+            } else {
+                [
+                    seen.checked_out_buffers - seen.checked_out_pinned_buffers,
+                    seen.queued_buffers - seen.queued_pinned_buffers,
+                    seen.pooled_buffers - seen.pooled_pinned_buffers,
+                    seen.quarantined_buffers - seen.quarantined_pinned_buffers,
+                ]
+            };
+            let seen_retiring = if pinned { seen.retiring_buffers } else { 0 };
+            ensure!(
+                seen_out == out,
+                "class {class}: {seen_out} out (pinned: {pinned}), and it should be {out}"
+            );
+            let more = |name: &str, seen: usize, known: usize| {
+                seen.checked_sub(known).ok_or(format!(
+                    "class {class}: {seen} {name} (pinned: {pinned}), and it should be {known}"
+                ))
+            };
+            let queued = more("queued", seen_queued, queued)?;
+            let shelved = more("shelved", seen_shelved, shelved)?;
+            let retiring = more("retiring", seen_retiring, if pinned { retiring } else { 0 })?;
+            let quarantined = more("quarantined", seen_quarantined, quarantined)?;
+            let sum = queued + shelved + retiring + quarantined;
+            // Pageable blocks are freed without a trace.
+            ensure!(
+                sum == unknown || !pinned && sum < unknown,
+                "class {class}: {unknown} blocks are to explain {queued} queued, {shelved} shelved, {retiring} \
+                 retiring, {quarantined} quarantined (pinned: {pinned})"
+            );
+            self.resolve(class, pinned, unknown, [queued, shelved, retiring, quarantined]);
+        }
+        Ok(())
+    }
+
+    fn resolve(&mut self, class: usize, pinned: bool, unknown: usize, counts: [usize; 4]) {
+        let Some(what) = counts.iter().position(|count| *count == unknown && unknown > 0) else {
+            if counts == [0; 4] && !pinned {
+                // All of them were freed.
+                self.blocks.retain(|block| {
+                    block.pinned || block.class != class || !matches!(block.place, Place::Unknown(_))
+                });
+            }
+            return;
+        };
+        let order = self.order;
+        for block in self.blocks.iter_mut().filter(|block| block.class == class && block.pinned == pinned) {
+            if let Place::Unknown(returned) = &mut block.place {
+                block.place = match (what, returned.take()) {
+                    (0, Some(returned)) => Place::Queued(returned),
+                    (1, _) => Place::Shelved(order),
+                    (2, _) => Place::Retiring,
+                    (3, _) => Place::Quarantined,
+                    (_, returned) => Place::Unknown(returned),
+                };
+            }
+        }
+    }
+}
