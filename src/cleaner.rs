@@ -14,7 +14,7 @@
 mod end;
 
 use crate::block::{Fate, Quiescent, Ready, Retiring, Returned};
-use crate::driver::Severity;
+use crate::driver::{Severity, exit};
 use crate::home::Home;
 use crate::lanes::{
     ContextVerdict, Lane, Registered, ReleaseJob, context_lane, relax_captures, release_lane,
@@ -92,6 +92,10 @@ impl Cleaner {
         tune_background_thread();
         loop {
             self.wait_while_held();
+            if exit::is_shut() {
+                // What it has is leaked: nothing can be proved about it any more, and the process ends.
+                return;
+            }
             self.pass();
             if self.must_end() && self.end() {
                 return;

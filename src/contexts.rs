@@ -5,8 +5,10 @@
 //! primary context it holds a retain of its own for as long as it has an event or a registration in
 //! it; another context is kept by an owner that its binding gives, or by its caller's promise.
 
+use crate::driver::exit::Visit;
 use crate::driver::{ContextHandle, Driver, EventHandle, KeepAlive};
 use crate::error::CallError;
+use crate::os::ForkWord;
 use crate::stream::{Keep, StreamRef};
 use crate::sync::{Arc, AtomicBool, Mutex, OnceLock, Ordering, RwLock};
 use std::collections::VecDeque;
@@ -15,6 +17,8 @@ use std::collections::VecDeque;
 pub(crate) struct Context {
     pub(crate) handle: ContextHandle,
     hold: Hold,
+    /// Where it was learned: in a forked child it means nothing.
+    fork: ForkWord,
     /// The driver said that it is destroyed; nothing is asked of it again.
     gone: AtomicBool,
     /// Complete events, ready to be recorded; `events.rs` moves them.
@@ -32,8 +36,8 @@ pub(crate) struct Context {
 enum Hold {
     /// A retain of ours on the primary context of this device.
     Primary(i32),
-    /// An owner from the binding.
-    Owner { _keep: KeepAlive },
+    /// An owner from the binding; there until the drop.
+    Owner(Option<KeepAlive>),
     /// Nothing of ours: the caller's promise, or a context that was merely current at a drop.
     Borrowed,
 }
@@ -43,6 +47,7 @@ impl Context {
         Arc::new(Self {
             handle,
             hold,
+            fork: ForkWord::of_this_process(),
             gone: AtomicBool::new(false),
             idle_events: Mutex::default(),
             unwanted_events: Mutex::default(),
@@ -69,6 +74,18 @@ impl Context {
     }
 }
 
+impl Drop for Context {
+    /// The last owner of a context destroys it, which is a driver call of the binding's.
+    fn drop(&mut self) {
+        let Hold::Owner(owner) = &mut self.hold else { return };
+        let owner = owner.take();
+        match Visit::begin() {
+            Some(_inside) if !self.fork.is_child() => drop(owner),
+            _ => std::mem::forget(owner),
+        }
+    }
+}
+
 impl std::fmt::Debug for Context {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Context").field("handle", &self.handle).field("primary", &self.is_primary()).finish()
@@ -89,7 +106,7 @@ impl Contexts {
         }
         let hold = match &stream.keep {
             Keep::Primary(device) => retain_if_same(driver, *device, stream.context),
-            Keep::Owner(owner) => Hold::Owner { _keep: owner() },
+            Keep::Owner(owner) => Hold::Owner(Some(owner())),
             Keep::Caller => Hold::Borrowed,
         };
         self.add(driver, Context::new(stream.context, hold))

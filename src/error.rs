@@ -76,6 +76,8 @@ pub enum Error {
         /// What does not fit.
         problem: String,
     },
+    /// This is a forked child of the process that used CUDA, where CUDA cannot be used.
+    ForkedChild,
     /// Page-locking was asked for and could not be done.
     NotPinned {
         /// Bytes of the buffer.
@@ -130,6 +132,10 @@ impl fmt::Display for Error {
                     "{bytes} bytes cannot be seen as {element} of {element_bytes} bytes each: {problem}"
                 )
             }
+            Error::ForkedChild => f.write_str(
+                "this is a forked child, where CUDA cannot be used: the streams, the events and the page-locked \
+                 memory are its parent's",
+            ),
             Error::NotPinned { bytes, reason } => {
                 write!(f, "a buffer of {bytes} bytes could not be page-locked: {reason}")
             }

@@ -4,7 +4,7 @@ use crate::bell::{Bell, Ring};
 use crate::block::{Ready, Returned};
 use crate::config::Settings;
 use crate::contexts::Contexts;
-use crate::driver::{Driver, Severity};
+use crate::driver::{Driver, Severity, exit};
 use crate::error::CallError;
 use crate::inbox::Inbox;
 use crate::os::ForkWord;
@@ -130,6 +130,11 @@ impl Home {
         self.driver.api().is_in_use()
     }
 
+    /// Whether nothing can be done or waited for any more: this is a forked child, or the process exits.
+    pub(crate) fn is_over(&self) -> bool {
+        self.fork.is_child() || exit::is_shut()
+    }
+
     pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Relaxed)
     }
@@ -157,6 +162,9 @@ impl Home {
 
     #[cold]
     fn start(self: &Arc<Self>) {
+        if exit::is_shut() {
+            return;
+        }
         match (self.start_cleaner)(self) {
             Some(thread) => {
                 let mut cleaners = self.cleaners.lock();

@@ -9,7 +9,7 @@
 //! need, and where its thread cannot be started the cleaner does the work itself.
 
 use crate::block::{Quiescent, Released, Retiring, Returned};
-use crate::driver::{CaptureMode, Severity};
+use crate::driver::{CaptureMode, Severity, exit};
 use crate::home::Home;
 use crate::inbox::LaneQueue;
 use crate::os::tune_background_thread;
@@ -198,6 +198,9 @@ fn run_lane<J: Send, R: LaneResult>(home: &Arc<Home>, shared: &LaneShared<J, R>,
     let stop = std::cell::Cell::new(false);
     while !stop.get() {
         let Some(Job::Do(job)) = shared.jobs.pop_wait() else { break };
+        if exit::is_shut() {
+            break;
+        }
         if !relaxed {
             relaxed = relax_captures(home);
         }

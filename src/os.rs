@@ -2,7 +2,7 @@
 //! child, and how a background thread is scheduled.
 #![allow(unsafe_code)] // System calls have no safe form in std; each is one line with its reason.
 
-use crate::sync::fixed::AtomicU32;
+use crate::sync::fixed::{AtomicPtr, AtomicU32};
 use crate::sync::{OnceLock, Ordering};
 
 /// Bytes of a memory page, a power of two.
@@ -38,20 +38,67 @@ fn query_page_bytes() -> usize {
 pub(crate) struct ForkWord(&'static AtomicU32);
 
 impl ForkWord {
-    /// The word of this process; one page, mapped at the first call and kept for good.
+    /// The word of this process: one page, mapped at the first call in it and kept for good.
+    ///
+    /// A forked child gets a word of its own here. What was made in its parent keeps the parent's, which says
+    /// "child" in it for ever; what the child makes by itself is at home.
     pub(crate) fn of_this_process() -> Self {
-        static WORD: OnceLock<ForkWord> = OnceLock::new();
-        *WORD.get_or_init(|| {
-            let word = map_fork_word().unwrap_or_else(|| Box::leak(Box::new(AtomicU32::new(0))));
-            word.store(1, Ordering::Relaxed);
-            ForkWord(word)
-        })
+        static CURRENT: ProcessMark = ProcessMark::new();
+        loop {
+            if let Some(word) = CURRENT.word()
+                && !word.is_child()
+            {
+                return word;
+            }
+            let page = map_fork_word().unwrap_or_else(|| Box::leak(Box::new(AtomicU32::new(0))));
+            page.store(1, Ordering::Relaxed);
+            // Of two threads that find none, one makes a page for nothing, once.
+            CURRENT.replace_inherited(ForkWord(page));
+        }
     }
 
     /// Whether this process is a forked child of the one that made the word.
     #[inline]
     pub(crate) fn is_child(self) -> bool {
         self.0.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// In which process some process-wide state was last made; nobody's at first.
+#[derive(Debug)]
+pub(crate) struct ProcessMark(AtomicPtr<AtomicU32>);
+
+impl ProcessMark {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    /// The state is this process's from now on, unless it is already.
+    pub(crate) fn set(&self) {
+        if self.word().is_none_or(ForkWord::is_child) {
+            self.replace_inherited(ForkWord::of_this_process());
+        }
+    }
+
+    /// Whether the state was made by a process that this one is a forked child of.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.word().is_some_and(ForkWord::is_child)
+    }
+
+    #[inline]
+    fn word(&self) -> Option<ForkWord> {
+        // SAFETY: null, or what `replace_inherited` stored, which is never freed.
+        unsafe { self.0.load(Ordering::Acquire).as_ref() }.map(ForkWord)
+    }
+
+    fn replace_inherited(&self, word: ForkWord) {
+        let replace = |known: *mut AtomicU32| {
+            // SAFETY: as in `word`.
+            let is_ours = unsafe { known.as_ref() }.is_some_and(|known| !ForkWord(known).is_child());
+            (!is_ours).then_some(std::ptr::from_ref(word.0).cast_mut())
+        };
+        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, replace);
     }
 }
 
@@ -120,5 +167,9 @@ mod tests {
     #[test]
     fn the_parent_is_not_a_child() {
         assert!(!ForkWord::of_this_process().is_child());
+        let mark = ProcessMark::new();
+        assert!(!mark.is_inherited());
+        mark.set();
+        assert!(!mark.is_inherited());
     }
 }

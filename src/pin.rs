@@ -15,7 +15,6 @@ pub use stats::{PinStats, drain, stats};
 use crate::driver::{Driver, DriverIdentity};
 use crate::error::Error;
 use crate::events::with_relaxed_capture;
-use crate::os::ForkWord;
 use crate::sync::fixed::Mutex;
 use caretaker::{Caretaker, Registered};
 use std::collections::BTreeMap;
@@ -105,7 +104,7 @@ pub unsafe fn register_region(driver: &Driver, ptr: *const u8, len: usize) -> Re
 /// not that of a pool's buffer, of a [`Pinned`] or of [`PinnedRegions`].
 pub unsafe fn unregister_region(driver: &Driver, ptr: *const u8) -> Result<(), PinError> {
     let base = ptr as usize;
-    if ForkWord::of_this_process().is_child() {
+    if caretaker::PINNED_IN.is_inherited() {
         return Err(PinError::of(Region { base, len: 0 }, caretaker::in_forked_child(0)));
     }
     let key = key_of(driver.api().identity(), base);

@@ -48,7 +48,7 @@ struct Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.home.fork.is_child() {
+        if !self.home.is_over() {
             self.home.close();
         }
     }
@@ -281,7 +281,7 @@ impl PinnedPool {
     /// Changes how many idle bytes are kept. When it returns, the shelves obey the cap; what was evicted,
     /// largest class first, is unregistered and freed in the background. 0 keeps nothing.
     pub fn set_max_pooled_bytes(&self, bytes: usize) {
-        if self.home().fork.is_child() {
+        if self.home().is_over() {
             return;
         }
         let mut evicted = Vec::new();
@@ -289,15 +289,16 @@ impl PinnedPool {
         self.home().let_go(evicted);
     }
 
-    /// The cap on idle bytes.
+    /// The cap on idle bytes; 0 in a forked child, which keeps nothing.
     pub fn max_pooled_bytes(&self) -> usize {
-        self.home().shelf.cap_bytes()
+        // A fork may have copied the lock as it was held.
+        if self.home().fork.is_child() { 0 } else { self.home().shelf.cap_bytes() }
     }
 
     /// Evicts pooled buffers, largest class first, to at most `bytes`; the cap stays as it is. Unregistering
     /// and freeing happen in the background.
     pub fn trim_to(&self, bytes: usize) {
-        if self.home().fork.is_child() {
+        if self.home().is_over() {
             return;
         }
         let mut evicted = Vec::new();
@@ -308,7 +309,7 @@ impl PinnedPool {
     /// Unregisters and frees everything pooled, and waits for it, at most two seconds.
     pub fn clear(&self) {
         let home = self.home();
-        if home.fork.is_child() {
+        if home.is_over() {
             return;
         }
         self.trim_to(0);
@@ -319,7 +320,7 @@ impl PinnedPool {
     /// Waits until every buffer returned before the call has been dealt with: shelved, freed, or
     /// quarantined. False when the timeout came first.
     pub fn drain(&self, timeout: Duration) -> bool {
-        !self.home().fork.is_child() && self.home().drain(timeout)
+        !self.home().is_over() && self.home().drain(timeout)
     }
 
     /// While the returned guard lives, the pool makes no context-wide wait (`cuCtxSynchronize`).
@@ -364,7 +365,7 @@ impl PinnedPool {
     /// finished by then is quarantined. The next drop of a buffer starts the pool again.
     pub fn shutdown(&self) -> ShutdownReport {
         let home = self.home();
-        if home.fork.is_child() {
+        if home.is_over() {
             return ShutdownReport::default();
         }
         let before = home.stats();
@@ -407,7 +408,9 @@ pub struct ContextWaitHold {
 
 impl Drop for ContextWaitHold {
     fn drop(&mut self) {
-        self.home.release_context_waits();
+        if !self.home.fork.is_child() {
+            self.home.release_context_waits();
+        }
     }
 }
 
@@ -422,6 +425,8 @@ pub struct CleanerHold {
 #[cfg(feature = "sim")]
 impl Drop for CleanerHold {
     fn drop(&mut self) {
-        self.home.release_cleaner();
+        if !self.home.fork.is_child() {
+            self.home.release_cleaner();
+        }
     }
 }

@@ -53,7 +53,7 @@
 //!
 //! The limit: whoever registers waits for a thread that lost its processor in the middle of a look-up.
 
-use crate::os::ForkWord;
+use crate::os::ProcessMark;
 use crate::sync::{AtomicUsize, Mutex, Ordering, RwLock, fixed, process_wide};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -148,9 +148,10 @@ pub(crate) struct Token {
 /// Records a region; called before the driver registers it.
 pub(crate) fn note(base: usize, bytes: usize) -> Token {
     // A child must not touch the locks, which another thread of its parent may have held.
-    if bytes == 0 || ForkWord::of_this_process().is_child() {
+    if bytes == 0 || RECORDED_IN.is_inherited() {
         return Token { base, id: 0 };
     }
+    RECORDED_IN.set();
     static NEXT_ID: fixed::AtomicU64 = fixed::AtomicU64::new(1);
     let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
     RECORD.note(Region { base, end: base.saturating_add(bytes), id });
@@ -159,7 +160,7 @@ pub(crate) fn note(base: usize, bytes: usize) -> Token {
 
 /// Forgets a region; called once the driver has unregistered it, or has refused to register it.
 pub(crate) fn forget(token: Token) {
-    if token.id == 0 || ForkWord::of_this_process().is_child() {
+    if token.id == 0 || RECORDED_IN.is_inherited() {
         return;
     }
     RECORD.forget(token);
@@ -180,6 +181,9 @@ struct Record {
     recorded: AtomicUsize,
 }
 
+/// Where the record is kept. A child of a process that recorded nothing keeps one of its own.
+static RECORDED_IN: ProcessMark = ProcessMark::new();
+
 #[repr(align(128))] // Two cache lines, since processors fetch them in pairs.
 struct OneCopy {
     regions: RwLock<Regions>,
@@ -188,8 +192,7 @@ struct OneCopy {
 /// Looks at this thread's copy; `None` when nothing is recorded, or in a forked child.
 #[inline]
 fn read<R>(look: impl FnOnce(&Regions) -> R) -> Option<R> {
-    // The word of the fork exists since the first note, so it is looked at only after one.
-    if RECORD.is_empty() || ForkWord::of_this_process().is_child() {
+    if RECORD.is_empty() || RECORDED_IN.is_inherited() {
         return None;
     }
     Some(RECORD.read(copy_of_this_thread(), look))

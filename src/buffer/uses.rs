@@ -25,11 +25,14 @@ impl PinnedBuffer {
     /// # Errors
     ///
     /// [`Error::ForeignStream`] for a stream of another driver than the pool's, [`Error::Capturing`]
-    /// while the stream captures a graph, [`Error::Driver`] when the driver refuses. The buffer stays
-    /// safe after an error: it then waits for every context at its drop, or is never reused after a
+    /// while the stream captures a graph, [`Error::Driver`] when the driver refuses, [`Error::ForkedChild`]. The
+    /// buffer stays safe after an error: it then waits for every context at its drop, or is never reused after a
     /// capture.
     pub fn record_last_use(&mut self, stream: &impl AsStream) -> Result<(), Error> {
         let Self { home, block, flags, .. } = self;
+        if home.fork.is_child() {
+            return Err(Error::ForkedChild);
+        }
         let block = block.as_mut().expect(GONE);
         flags.add(RECORDED);
         let result = stream.with_stream_ref(|stream| {
@@ -90,7 +93,7 @@ impl PinnedBuffer {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`] when the driver cannot say.
+    /// [`Error::Driver`] when the driver cannot say, [`Error::ForkedChild`].
     pub fn is_quiescent(&self) -> Result<bool, Error> {
         match self.block().fate() {
             Fate::RecordFailed | Fate::Captured => Ok(false),
@@ -107,7 +110,7 @@ impl PinnedBuffer {
     /// # Errors
     ///
     /// [`Error::Driver`] when the driver cannot say; [`Error::Capturing`] when a copy was captured into a graph;
-    /// [`Error::ContextWaitsHeld`]. The buffer stays safe.
+    /// [`Error::ContextWaitsHeld`]; [`Error::ForkedChild`]. The buffer stays safe.
     pub fn wait(&self) -> Result<(), Error> {
         let waited = match self.slow_wait()? {
             Some(wait) => wait.block()?,
@@ -122,6 +125,9 @@ impl PinnedBuffer {
         let uses = self.block().uses();
         if uses.is_empty() {
             return Ok(true);
+        }
+        if self.home.fork.is_child() {
+            return Err(Error::ForkedChild);
         }
         let driver = &self.home.driver;
         with_relaxed_capture(driver, || {
@@ -143,6 +149,9 @@ impl PinnedBuffer {
         let everything = fate == Fate::RecordFailed || self.flags.has(FOREIGN);
         if !everything && !self.flags.has(NOTED) {
             return Ok(None);
+        }
+        if self.home.fork.is_child() {
+            return Err(Error::ForkedChild);
         }
         let notes = self.block().notes().lock().clone();
         Ok(Some(SlowWait { home: self.home.clone(), notes, everything }))
@@ -175,6 +184,10 @@ impl PinnedBuffer {
     #[cold]
     #[inline(never)]
     fn wait_before_read(&self) {
+        if self.home.fork.is_child() {
+            // The child's own copy of the bytes, which no device reaches.
+            return;
+        }
         assert!(
             !self.flags.has(CAPTURED_WRITE),
             "the buffer cannot be read: a copy into it was captured into a CUDA graph, which writes it at every \
@@ -216,6 +229,9 @@ impl PinnedBuffer {
     #[cold]
     #[inline(never)]
     fn wait_before_write(&mut self) {
+        if self.home.fork.is_child() {
+            return;
+        }
         assert!(
             !self.flags.has(CAPTURED) && self.block().fate() != Fate::Captured,
             "the buffer cannot be written: a copy of it was captured into a CUDA graph, which reads it again at \
@@ -249,7 +265,7 @@ impl PinnedBuffer {
     }
 
     fn unless_all_work_has_ended(&self, what: &str, error: &Error) {
-        if !matches!(error, Error::Driver(call) if self.home.note_device_error(call).ends_all_work()) {
+        if !matches!(error, Error::Driver(call) if self.home.note_device_error(call).is_final()) {
             panic!("the buffer cannot be {what}: whether the device is done with it is unknown: {error}");
         }
     }
@@ -278,6 +294,9 @@ impl PinnedBuffer {
 
     pub(crate) fn note(&self, stream: &StreamRef<'_>, writes: bool) {
         let home = &self.home;
+        if home.fork.is_child() {
+            return;
+        }
         let ours = stream.driver == home.driver.api().identity();
         let noted = ours.then(|| Note::of(&home.driver, &home.contexts, stream));
         if let Some(Noted::Captured) = noted {

@@ -18,7 +18,9 @@ mod cuda_memory;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod cuda_tests;
 mod entry_points;
+pub(crate) mod exit;
 mod folders;
+pub(crate) mod gate;
 pub(crate) mod host;
 mod ladder;
 #[cfg(test)]
@@ -50,7 +52,7 @@ use std::sync::{Arc, OnceLock};
 /// or page-locking is asked for.
 #[derive(Clone)]
 pub struct Driver {
-    api: Arc<dyn DriverApi>,
+    gate: gate::Gate,
 }
 
 impl Driver {
@@ -94,11 +96,13 @@ impl Driver {
     }
 
     pub(crate) fn from_api(api: Arc<dyn DriverApi>) -> Self {
-        Self { api }
+        Self { gate: gate::Gate::new(api) }
     }
 
-    pub(crate) fn api(&self) -> &dyn DriverApi {
-        &*self.api
+    /// What the seam offers; every call passes the gate, which shuts when the process exits.
+    #[inline]
+    pub(crate) fn api(&self) -> &gate::Gate {
+        &self.gate
     }
 
     /// Asks the driver, and not the pool's own books, whether all of this memory is page-locked.
@@ -120,18 +124,18 @@ impl Driver {
         let Some(last) = bytes.checked_sub(1).and_then(|offset| base.checked_add(offset)) else {
             return Ok(bytes == 0);
         };
-        if !self.api.is_in_use() {
+        if !self.gate.is_in_use() {
             return Ok(false);
         }
         let (mut address, page) = (base, page_bytes());
         while address < last {
-            if !self.api.is_page_locked(address)? {
+            if !self.gate.is_page_locked(address)? {
                 return Ok(false);
             }
             let Some(next) = (address / page + 1).checked_mul(page) else { break };
             address = next;
         }
-        Ok(self.api.is_page_locked(last)?)
+        Ok(self.gate.is_page_locked(last)?)
     }
 
     /// Looks for libcuda and for libcudart now, as page-locking would, and says what every place answered.
@@ -139,12 +143,12 @@ impl Driver {
     /// Loads and initialises (`cuInit`, `cudaGetDeviceCount`), but makes no context. What is in use already is
     /// reported as that. Empty for a driver that is not CUDA.
     pub fn libraries(&self) -> Vec<LibraryReport> {
-        self.api.libraries()
+        self.gate.libraries()
     }
 
     /// What this driver is: `"cuda"`, `"cudart"`, `"host"`, `"simulated"` or `"injected"`.
     pub fn name(&self) -> &'static str {
-        self.api.identity().name
+        self.gate.identity().name
     }
 }
 
@@ -328,8 +332,10 @@ pub(crate) trait DriverApi: DriverMemory + Send + Sync + fmt::Debug {
 /// What a failed call says about the device, decided in one place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Severity {
-    /// The context or the driver is gone: 3, 4, 201, 709. Expected at the end of a process.
+    /// The context is gone, or was never there: 201, 709.
     Gone,
+    /// The driver is gone, or is not called any more: 3, 4. Expected at the end of a process.
+    DriverGone,
     /// The device is lost for this process; every further call gives the same code.
     Lost,
     /// A stream capture stands in the way (900 to 908); the same call may succeed later.
@@ -341,7 +347,8 @@ pub(crate) enum Severity {
 impl Severity {
     pub(crate) fn of(error: &CallError) -> Self {
         match error.code() {
-            3 | 4 | 201 | 709 => Severity::Gone,
+            201 | 709 => Severity::Gone,
+            3 | 4 => Severity::DriverGone,
             214 | 220 | 226 | 700 | 702 | 710 | 714..=721 | 810 | 911 => Severity::Lost,
             900..=908 => Severity::Capture,
             _ => Severity::Refused,
@@ -351,5 +358,10 @@ impl Severity {
     /// Whether the device can no longer be reading or writing host memory for us.
     pub(crate) fn ends_all_work(self) -> bool {
         matches!(self, Severity::Gone | Severity::Lost)
+    }
+
+    /// Whether nobody will ever be able to say more: not worth a panic.
+    pub(crate) fn is_final(self) -> bool {
+        self.ends_all_work() || self == Severity::DriverGone
     }
 }

@@ -10,12 +10,14 @@
 //!
 //! No lock is taken on a call that a `take` or a `drop` can make: what was found is behind `OnceLock`s.
 
+use super::exit::{self, FirstUse};
 use super::ladder::{Kind, Request};
 use super::library;
 use super::runtime_table::RuntimeTable;
 use super::search::{Answer, LibraryReport, Probe, climb, lines, not_found};
 use super::table::Table;
 use crate::error::{CallError, Error};
+use crate::os::ProcessMark;
 use libloading::Library;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,6 +64,8 @@ pub(super) struct Process<T: Entries> {
     /// Libraries that are loaded although nobody has initialised them yet.
     loaded: [OnceLock<&'static Found<T>>; 4],
     /// What [`library::loads_so_far`] said before the last look that found nothing in use.
+    /// In which process `chosen` was set: CUDA works only where it was initialised, not in a forked child.
+    chosen_in: ProcessMark,
     loads_at_last_look: AtomicU64,
     /// The last failure of `prepare`. Only `prepare` takes this lock, which is held while the
     /// library initialises so that two threads do not both do it; no `take` or `drop` wants it.
@@ -87,6 +91,7 @@ impl<T: Entries> Process<T> {
             kind,
             chosen: OnceLock::new(),
             loaded: [const { OnceLock::new() }; 4],
+            chosen_in: ProcessMark::new(),
             loads_at_last_look: AtomicU64::new(0),
             failure: Mutex::new(None),
         }
@@ -99,7 +104,7 @@ impl<T: Entries> Process<T> {
 
     pub(super) fn in_use(&self) -> Option<&'static Found<T>> {
         if let Some((found, _)) = self.chosen.get() {
-            return Some(found);
+            return (!self.chosen_in.is_inherited()).then_some(found);
         }
         self.look_at_loaded();
         let loaded = self.loaded.iter().map_while(|slot| slot.get());
@@ -139,6 +144,10 @@ impl<T: Entries> Process<T> {
 
     /// Loads a library and initialises it, unless that was done before, or failed a moment ago.
     pub(super) fn load_and_initialize(&self, request: &Request) -> Result<(), Error> {
+        if self.chosen_in.is_inherited() {
+            // Before the lock, which another thread of the parent may have held.
+            return Err(Error::ForkedChild);
+        }
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((found, _)) = self.chosen.get() {
             return self.is_the_chosen(request, &found.file);
@@ -211,6 +220,8 @@ impl<T: Entries> Process<T> {
 
     fn choose(&self, found: &'static Found<T>, probes: Vec<Probe>) {
         if self.chosen.set((found, probes)).is_ok() {
+            self.chosen_in.set();
+            exit::watch(FirstUse::Initialised);
             let (library, version) = (found.file.display(), found.version);
             tracing::info!(%library, version, "pinpool uses CUDA");
         }

@@ -1,6 +1,7 @@
 //! A copy to the device from any memory, whoever page-locked it.
 #![allow(unsafe_code)] // Enqueues copies by cudarc's raw functions.
 
+use crate::driver::exit::Visit;
 use crate::error::{CallError, Error};
 use crate::regions;
 use crate::sync::fixed::Mutex;
@@ -39,6 +40,8 @@ pub fn copy_h2d_async<D: DevicePtrMut<u8> + ?Sized>(
     if src.is_empty() {
         return Ok(());
     }
+    // cudarc's calls are made for us here, so they end with ours when the process exits.
+    let _inside = Visit::for_call("cuCtxSetCurrent")?;
     let pieces = regions::pieces(src);
     stream.context().bind_to_thread().map_err(|error| named("cuCtxSetCurrent", error))?;
     let (address, _event_of_dst) = dst.device_ptr_mut(stream);

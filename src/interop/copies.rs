@@ -3,6 +3,7 @@
 
 use crate::buffer::PinnedBuffer;
 use crate::contexts::with_current;
+use crate::driver::exit::Visit;
 use crate::driver::{ContextHandle, Driver, StreamHandle};
 use crate::error::{CallError, Error};
 use crate::stream::sealed::AsStreamRef;
@@ -22,7 +23,7 @@ impl PinnedBuffer {
     ///
     /// [`Error::Range`] when the range does not lie in the buffer or the destination is shorter than it,
     /// [`Error::ForeignStream`], [`Error::Capturing`] while the stream captures (nothing is enqueued then),
-    /// [`Error::Driver`], also with an error that cudarc had stored in the context, as every copy of cudarc's
+    /// [`Error::ForkedChild`], [`Error::Driver`], also with an error that cudarc had stored in the context, as every copy of cudarc's
     /// does. The buffer stays safe after an error: if the copy may have been enqueued, it waits for its context.
     pub fn copy_to<D: DevicePtrMut<u8> + ?Sized>(
         &mut self,
@@ -36,7 +37,7 @@ impl PinnedBuffer {
             return Err(Error::Range { start: 0, end: range.len(), len: room });
         }
         let driver = self.driver().clone();
-        check_driver(&driver, stream)?;
+        self.check_driver(stream)?;
         let source = &self[range];
         if source.is_empty() {
             return Ok(());
@@ -99,7 +100,7 @@ impl PinnedBuffer {
             return Err(Error::Range { start: 0, end: len, len: self.len() });
         }
         let driver = self.driver().clone();
-        check_driver(&driver, stream)?;
+        self.check_driver(stream)?;
         if len == 0 {
             return Ok(());
         }
@@ -111,6 +112,17 @@ impl PinnedBuffer {
             unsafe { result::memcpy_dtoh_async(destination, address, stream.cu_stream()) }
         })?;
         self.after_enqueueing("cuMemcpyDtoHAsync_v2", enqueued, stream, Direction::ToHost)
+    }
+
+    fn check_driver(&self, stream: &Arc<CudaStream>) -> Result<(), Error> {
+        if self.home().fork.is_child() {
+            return Err(Error::ForkedChild);
+        }
+        let pool = self.driver().api().identity();
+        stream.with_stream_ref(|stream| match stream.driver == pool {
+            true => Ok(()),
+            false => Err(pool.refusal(stream.driver)),
+        })
     }
 
     /// Records the copy; where it is not known whether it was enqueued, the buffer waits for its context.
@@ -140,14 +152,6 @@ enum Direction {
     ToHost,
 }
 
-fn check_driver(driver: &Driver, stream: &Arc<CudaStream>) -> Result<(), Error> {
-    let pool = driver.api().identity();
-    stream.with_stream_ref(|stream| match stream.driver == pool {
-        true => Ok(()),
-        false => Err(pool.refusal(stream.driver)),
-    })
-}
-
 /// Enqueues with the stream's context current, and the caller's restored afterwards. Refuses beforehand where the
 /// copy could not be recorded, or could not be ordered after other work on its device memory.
 fn enqueue(
@@ -156,6 +160,8 @@ fn enqueue(
     copy: impl FnOnce() -> Result<(), DriverError>,
 ) -> Result<Result<(), DriverError>, Error> {
     let context = ContextHandle(stream.context().cu_ctx() as usize);
+    // cudarc's calls are made for us here, so they end with ours when the process exits.
+    let _inside = Visit::for_call("cuCtxSetCurrent")?;
     with_current(driver, context, || {
         // It gives out an error that is stored in the context, as before every copy of cudarc's own: with one
         // stored, cudarc would skip the waits that order the copy after earlier work on the device memory.

@@ -14,7 +14,7 @@ use crate::driver::{Driver, DriverIdentity, Severity};
 use crate::error::{CallError, Error};
 use crate::events::with_relaxed_capture;
 use crate::home::Home;
-use crate::os::ForkWord;
+use crate::os::ProcessMark;
 use crate::regions::{self, Token};
 use crate::sync::Arc;
 use crate::sync::fixed::Mutex;
@@ -28,16 +28,20 @@ pub(super) struct Caretaker {
     home: Arc<Home>,
 }
 
+/// The process that page-locked something: its forked children touch none of the locks here, and pin nothing.
+pub(super) static PINNED_IN: ProcessMark = ProcessMark::new();
+
 /// Caretakers by driver; those without a user are on their way out.
 static CARETAKERS: Mutex<Vec<(DriverIdentity, Weak<Caretaker>)>> = Mutex::new(Vec::new());
 
 impl Caretaker {
     /// The caretaker of a driver, which is made usable first: page-locking was asked for by name.
     pub(super) fn of(driver: &Driver) -> Result<Arc<Self>, Error> {
-        if ForkWord::of_this_process().is_child() {
+        if PINNED_IN.is_inherited() {
             return Err(in_forked_child(0));
         }
         driver.api().prepare()?;
+        PINNED_IN.set();
         let identity = driver.api().identity();
         let mut caretakers = CARETAKERS.lock();
         caretakers.retain(|(_, caretaker)| caretaker.strong_count() > 0);
@@ -138,7 +142,7 @@ impl Drop for Caretaker {
     /// Nothing is page-locked through it any more.
     fn drop(&mut self) {
         let home = &self.home;
-        if home.fork.is_child() {
+        if home.is_over() {
             return;
         }
         if home.bell.is_stopped() && !home.inbox.has_arrivals() && home.counts.registered_bytes() == 0 {

@@ -1,10 +1,9 @@
 //! Page-locking several regions, all or none.
 #![allow(unsafe_code)] // As `register_region`, whose promise it asks for.
 
-use super::caretaker::{Caretaker, Registered};
+use super::caretaker::{Caretaker, PINNED_IN, Registered};
 use super::{PinError, Region};
-use crate::driver::Driver;
-use crate::os::ForkWord;
+use crate::driver::{Driver, exit};
 
 /// Page-locks every region, or none: when the n-th is refused, those before it are unregistered in reverse
 /// order, and the error names the n-th by index, base and length, with the driver's code.
@@ -93,8 +92,8 @@ impl PinnedRegions {
 
 impl Drop for PinnedRegions {
     fn drop(&mut self) {
-        if ForkWord::of_this_process().is_child() {
-            // They are the parent's, and so are the contexts.
+        if PINNED_IN.is_inherited() || exit::is_shut() {
+            // They are the parent's, and so are the contexts; or the process exits, which unpins everything.
             std::mem::take(&mut self.registered).into_iter().for_each(std::mem::forget);
             return;
         }

@@ -1,14 +1,13 @@
 //! Memory that is owned and page-locked: `Pinned<Vec<T>>` and `Pinned<Box<[T]>>`.
 #![allow(unsafe_code)] // Takes a `Vec` apart, and puts it together again when its memory is released.
 
-use super::caretaker::{Caretaker, in_forked_child};
+use super::caretaker::{Caretaker, PINNED_IN, in_forked_child};
 use super::stats::STATS;
 use super::{PinError, Region};
 use crate::block::Out;
 use crate::buffer::PinnedBuffer;
-use crate::driver::Driver;
+use crate::driver::{Driver, exit};
 use crate::error::Error;
-use crate::os::ForkWord;
 use crate::pages::{Owner, Pages};
 use crate::size_class::SizeClass;
 use crate::stream::AsStream;
@@ -184,8 +183,13 @@ impl<C: Pinnable> Pinned<C> {
     /// cannot be known. It is leaked and counted then.
     pub fn unpin(self) -> Result<C, PinError> {
         let region = Region::of(&self.buffer);
-        if ForkWord::of_this_process().is_child() {
+        if PINNED_IN.is_inherited() {
             return Err(PinError::of(region, in_forked_child(region.len)));
+        }
+        if exit::is_shut() {
+            // Nobody is left who could release it, so its drop leaks it, and nobody must wait for that.
+            let reason = "the process exits, and the driver may be gone".into();
+            return Err(PinError::of(region, Error::NotPinned { bytes: region.len, reason }));
         }
         let claim = self.claim.clone();
         claim.want();
@@ -203,7 +207,7 @@ impl<C: Pinnable> Pinned<C> {
 impl<C: Pinnable> Drop for Pinned<C> {
     /// The buffer's own drop, right after this one, does the work.
     fn drop(&mut self) {
-        if !ForkWord::of_this_process().is_child() {
+        if !PINNED_IN.is_inherited() {
             STATS.dropped(self.buffer.len());
         }
     }

@@ -1,5 +1,6 @@
 //! What `pin` did and holds, for the whole process.
 
+use crate::driver::exit;
 use crate::sync::fixed::{AtomicU64, AtomicUsize};
 use crate::sync::{Instant, Ordering, Progress, process_wide};
 use std::time::Duration;
@@ -142,6 +143,9 @@ pub fn stats() -> PinStats {
 /// Waits until every [`Pinned`](super::Pinned) that was dropped is freed, or leaked. False when the timeout
 /// came first.
 pub fn drain(timeout: Duration) -> bool {
+    if exit::is_shut() {
+        return false;
+    }
     let done = || STATS.waiting_buffers.load(Ordering::SeqCst) == 0;
     PROGRESS.wait_until(Instant::now().checked_add(timeout), done)
 }

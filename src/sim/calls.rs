@@ -117,6 +117,10 @@ impl Core {
     ///
     /// Faults come first, whatever the arguments are, so that "the nth call fails" is easy to count.
     pub(super) fn count(&self, call: Call, bytes: usize) -> Result<&Thread, u32> {
+        if self.initialised_in.is_inherited() {
+            // Before any lock, which a thread of the parent may have held.
+            return Err(super::codes::NOT_INITIALIZED);
+        }
         let thread = self.threads.current();
         thread.count(call);
         if self.faults.is_armed() {

@@ -16,6 +16,7 @@ use super::faults::Faults;
 use super::state::State;
 use super::threads::Threads;
 use super::user_objects::UserObjects;
+use crate::os::ProcessMark;
 use parking_lot::{Condvar, Mutex};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -27,6 +28,8 @@ pub(super) struct Core {
     pub(super) instance: u64,
     pub(super) config: SimBuilder,
     pub(super) is_initialised: AtomicBool,
+    /// A forked child of the process that initialised it is answered 3 by every call.
+    pub(super) initialised_in: ProcessMark,
     pub(super) threads: Threads,
     pub(super) faults: Faults,
     pub(super) driver_lock: DriverLock,
@@ -55,6 +58,7 @@ impl Core {
         Arc::new_cyclic(|this| Self {
             instance,
             is_initialised: AtomicBool::new(false),
+            initialised_in: ProcessMark::new(),
             threads: Threads::new(),
             faults: Faults::new(config.seed),
             driver_lock: DriverLock::new(),

@@ -41,6 +41,7 @@ impl Cuda {
         if core.config.devices == 0 {
             return Err(NO_DEVICE);
         }
+        core.initialised_in.set();
         core.is_initialised.store(true, Ordering::Release);
         Ok(())
     }

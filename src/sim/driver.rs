@@ -55,12 +55,16 @@ impl DriverApi for SimDriver {
     }
 
     fn is_in_use(&self) -> bool {
-        self.cuda.core().is_initialised.load(Ordering::Acquire)
+        let core = self.cuda.core();
+        core.is_initialised.load(Ordering::Acquire) && !core.initialised_in.is_inherited()
     }
 
     fn prepare(&self) -> Result<(), Error> {
         if self.is_in_use() {
             return Ok(());
+        }
+        if self.cuda.core().initialised_in.is_inherited() {
+            return Err(Error::ForkedChild);
         }
         Ok(named(Call::Init, self.cuda.cu_init(0))?)
     }
@@ -204,7 +208,7 @@ mod tests {
             Self { sim, driver, context }
         }
 
-        fn api(&self) -> &dyn DriverApi {
+        fn api(&self) -> &crate::driver::gate::Gate {
             self.driver.api()
         }
 

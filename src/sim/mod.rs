@@ -60,7 +60,8 @@
 //! # What is not simulated
 //!
 //! Kernels, graphs that are built rather than captured, memory that a graph allocates or frees, the driver's
-//! behaviour after a fork and at process exit. Managed memory is host memory that prefers a place: it does not migrate, and is not
+//! end with the process. In a forked child every call is answered 3, as by the real driver. Managed memory is host
+//! memory that prefers a place: it does not migrate, and is not
 //! on the device's side of a copy. `cuMemFree` of device memory does not wait. A pageable copy to the device always waits
 //! for its stream, also one of 64 KiB or less, which a real driver may take over at once.
 

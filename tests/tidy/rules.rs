@@ -10,6 +10,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/driver/library.rs",
     "src/driver/cuda.rs",
     "src/driver/cuda_memory.rs",
+    "src/driver/exit.rs",
     "src/driver/table.rs",
     "src/driver/entry_points.rs",
     "src/driver/runtime.rs",

@@ -17,9 +17,11 @@
 //! (registering and unregistering answer that code; with 0 they answer success and do nothing),
 //! `FAKE_CUDA_CONFIDENTIAL=1` (registering answers 801, allocating works), `FAKE_CUDA_ATTRIBUTES=99=0,100=1`
 //! (what the devices answer for these attributes),
-//! `FAKE_CUDA_USER_OBJECTS=0` (there are none: 801).
+//! `FAKE_CUDA_USER_OBJECTS=0` (there are none: 801), and what [`process`] lists: what a call meets after the driver has
+//! gone with its process, or in a forked child.
 
 pub mod abi;
 pub mod control;
 mod device;
 pub mod exported;
+pub mod process;

@@ -4,7 +4,7 @@ use super::{exports, out, out_optional};
 use std::ffi::{c_char, c_void};
 
 exports! { functions:
-    fn cuInit(flags: u32) |cuda| cuda.cu_init(flags);
+    fn cuInit(flags: u32) |cuda| cuda.cu_init(flags).inspect(|()| crate::process::initialised());
     fn cuDriverGetVersion(version: *mut i32) |cuda| out(version, || cuda.cu_driver_get_version());
 
     fn cuDeviceGetCount(count: *mut i32) |cuda| out(count, || cuda.cu_device_get_count());

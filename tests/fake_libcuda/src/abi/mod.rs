@@ -9,7 +9,7 @@ mod memory;
 mod streams;
 mod unsupported;
 
-use crate::device;
+use crate::{device, process};
 use pinpool::sim::Cuda;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -31,7 +31,7 @@ macro_rules! exports {
             pub unsafe extern "C" fn $name($($argument: $kind),*) -> u32 {
                 // SAFETY: the caller keeps the contract above; the body is only run during this call.
                 #[allow(unused_unsafe)]
-                unsafe { $crate::abi::answer(|$cuda| $body) }
+                unsafe { $crate::abi::answer(stringify!($name), |$cuda| $body) }
             }
         )*
 
@@ -43,10 +43,14 @@ macro_rules! exports {
 pub(crate) use exports;
 
 /// Runs one driver function's body and turns its outcome into a result code.
-pub(crate) fn answer(body: impl FnOnce(&'static Cuda) -> Result<(), u32>) -> u32 {
+pub(crate) fn answer(function: &str, body: impl FnOnce(&'static Cuda) -> Result<(), u32>) -> u32 {
     if device::is_stub() {
         return STUB_LIBRARY;
     }
+    let _inside = match process::enter(function) {
+        Ok(inside) => inside,
+        Err(code) => return code,
+    };
     match catch_unwind(AssertUnwindSafe(|| body(device::cuda()))) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code,
@@ -87,9 +91,9 @@ mod tests {
 
     #[test]
     fn a_panic_becomes_a_result_code() {
-        assert_eq!(answer(|_| panic!("inside a driver function")), UNKNOWN);
-        assert_eq!(answer(|_| Ok(())), 0);
-        assert_eq!(answer(|_| Err(713)), 713);
+        assert_eq!(answer("a test", |_| panic!("inside a driver function")), UNKNOWN);
+        assert_eq!(answer("a test", |_| Ok(())), 0);
+        assert_eq!(answer("a test", |_| Err(713)), 713);
     }
 
     #[test]
