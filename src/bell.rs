@@ -1,6 +1,6 @@
 //! How the cleaner sleeps and is woken: the only place where a caller may wake a thread.
 
-use crate::sync::{AtomicU32, Mutex, Ordering, thread};
+use crate::sync::{AtomicU32, Instant, Mutex, Ordering, from_now, thread};
 use std::time::Duration;
 
 /// How the cleaner sleeps and is woken.
@@ -77,6 +77,26 @@ impl Bell {
         let _ = self.state.compare_exchange(PARKED, AWAKE, Ordering::SeqCst, Ordering::SeqCst);
     }
 
+    /// As [`Self::park`], for at most `longest`. True when it was rung, or found something.
+    pub(crate) fn park_for(&self, longest: Duration, must_look: impl Fn() -> bool) -> bool {
+        if self.state.compare_exchange(AWAKE, PARKED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            return true;
+        }
+        let deadline = from_now(longest);
+        let mut found = must_look();
+        while !found && self.state.load(Ordering::SeqCst) == PARKED {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            thread::park_timeout(left);
+            found = must_look();
+        }
+        let timed_out =
+            self.state.compare_exchange(PARKED, AWAKE, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        found || !timed_out
+    }
+
     /// The cleaner's last act. False when something arrived meanwhile and the thread must go on.
     pub(crate) fn stop(&self, must_look: impl Fn() -> bool) -> bool {
         *self.sleeper.lock() = None;
@@ -145,6 +165,27 @@ mod tests {
         bell.nudge(); // So that a failing test ends.
         thread.join().unwrap();
         assert!(heard, "the thread sleeps on, without a timer");
+    }
+
+    #[test]
+    fn a_sleep_with_a_timer_ends_by_itself_or_when_rung() {
+        let bell = Arc::new(Bell::default());
+        bell.ring();
+        bell.attach();
+        assert!(!bell.park_for(Duration::from_millis(1), || false), "nobody rang");
+        assert!(bell.park_for(Duration::from_secs(600), || true), "there is something to look at");
+        let ringer = {
+            let bell = bell.clone();
+            thread::spawn(move || {
+                while bell.state.load(Ordering::SeqCst) != PARKED {
+                    thread::yield_now();
+                }
+                bell.ring()
+            })
+        };
+        assert!(bell.park_for(Duration::from_secs(600), || false), "rung");
+        assert_eq!(ringer.join().unwrap(), Ring::Heard);
+        assert_eq!(bell.ring(), Ring::Heard, "awake again, so a ring starts no other thread");
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! It never blocks in the driver: what may block is a lane's (`lanes.rs`).
 
 mod end;
+mod policies;
 
 use crate::block::{Fate, Quiescent, Ready, Retiring, Returned};
 use crate::driver::{Severity, exit};
@@ -25,6 +26,7 @@ use crate::queues::{Failure, Queues};
 use crate::shelf::Placed;
 use crate::size_class::SizeClass;
 use crate::sync::{Arc, Instant, thread};
+use policies::Ageing;
 use std::time::Duration;
 
 const NAP_MIN: Duration = Duration::from_micros(5);
@@ -50,6 +52,7 @@ struct Cleaner {
     relaxed: bool,
     idle_since: Option<Instant>,
     idle_nap: Duration,
+    ageing: Ageing,
 }
 
 /// A block that a lane has.
@@ -83,6 +86,7 @@ impl Cleaner {
             relaxed: false,
             idle_since: None,
             idle_nap: NAP_MIN,
+            ageing: Ageing::new(&home),
             home,
         }
     }
@@ -111,6 +115,7 @@ impl Cleaner {
             self.finish_moved(block);
             self.look_around();
         }
+        self.age();
         self.home.progress.announce();
     }
 
@@ -269,26 +274,21 @@ impl Cleaner {
         let block = block.settle(&self.home.driver, proof);
         let class = block.class();
         if class.bytes() > self.home.shelf.cap_bytes() {
+            self.home.counts.class(class).passed_over.add(1);
             self.let_go(block);
         } else if block.is_pinned() || !self.can_register() {
             self.zero_and_shelve(block);
-        } else if self.home.shelf.has_room_for(class, self.bytes_being_registered(class)) {
+        } else if self.is_worth_page_locking(class) {
             self.with_lanes.push(Held::of(LaneKind::Release, class, block.epoch(), false));
             self.release.push(ReleaseJob::Register(block));
         } else {
+            self.pass_over(class);
             self.let_go(block);
         }
     }
 
-    /// Bytes on their way to shelves of this class or a smaller one.
-    fn bytes_being_registered(&self, class: SizeClass) -> usize {
-        let registering =
-            self.with_lanes.iter().filter(|held| held.lane == LaneKind::Release && held.class <= class);
-        registering.map(|held| held.class.bytes()).sum()
-    }
-
     fn can_register(&self) -> bool {
-        self.home.device_in_use() && !self.home.is_lost() && !self.home.registration_is_paused()
+        self.home.device_in_use() && !self.home.is_lost() && self.home.registration_pause().is_none()
     }
 
     fn registered(&mut self, result: Registered) {
@@ -347,7 +347,10 @@ impl Cleaner {
                 self.home.counts.class(class).recycled.add(1);
                 self.home.counts.class(class).settled[epoch].of(pinned).add(1);
             }
-            Placed::Refused(block) => self.retire(block.retire()),
+            Placed::Refused(block) => {
+                self.pass_over(class);
+                self.retire(block.retire());
+            }
         }
     }
 
@@ -391,8 +394,7 @@ impl Cleaner {
             self.home.bell.nap(self.idle_nap);
             self.idle_nap = (self.idle_nap * 2).min(NAP_MAX);
         } else {
-            self.home.bell.park(|| self.must_look() || self.is_ending() || self.home.sleepers.any());
-            self.idle_since = None;
+            self.park();
         }
     }
 

@@ -6,11 +6,17 @@ use std::time::Duration;
 /// Idle bytes kept by default: 4 GiB.
 pub(crate) const DEFAULT_MAX_POOLED_BYTES: usize = 4 << 30;
 
+/// How long a block may lie on its shelf unneeded by default: longer than the pauses between the batches of
+/// most programs, and short enough that the memory of a burst comes back the same hour.
+pub(crate) const DEFAULT_MAX_IDLE_TIME: Duration = Duration::from_secs(300);
+
 /// What a pool is built with; `PoolBuilder` fills it in.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) max_pooled_bytes: usize,
     pub(crate) max_registered_bytes: usize,
+    /// How long a block may lie on its shelf unneeded; `None`: for ever.
+    pub(crate) max_idle_time: Option<Duration>,
     /// The largest dirty prefix that a taker zeroes itself rather than miss.
     pub(crate) harvest_zero_limit_bytes: usize,
     /// How long a taker waits at most for a block that is in the cleaner's hands, besides its zeroing.
@@ -25,6 +31,8 @@ impl Default for Settings {
         Self {
             max_pooled_bytes: DEFAULT_MAX_POOLED_BYTES,
             max_registered_bytes: usize::MAX,
+            // In a model a sleep with a timer would hide a wake-up that is lost.
+            max_idle_time: (!cfg!(loom)).then_some(DEFAULT_MAX_IDLE_TIME),
             harvest_zero_limit_bytes: usize::MAX,
             harvest_wait_limit: Duration::from_micros(100),
             shutdown_timeout: Duration::from_secs(10),
@@ -34,12 +42,19 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Refuses what a thread could not be named.
+    /// Refuses what a thread could not be named, and a time that would keep nothing.
     pub(crate) fn validate(&self) -> Result<(), Error> {
         if self.thread_name.is_empty() || self.thread_name.contains('\0') {
             return Err(Error::Setting {
                 name: "thread_name",
                 problem: format!("{:?} is empty or has a NUL byte in it", self.thread_name),
+            });
+        }
+        if self.max_idle_time == Some(Duration::ZERO) {
+            return Err(Error::Setting {
+                name: "max_idle_time",
+                problem: "0 would keep nothing; max_pooled_bytes(0) says that, and None turns ageing off"
+                    .into(),
             });
         }
         Ok(())

@@ -1,26 +1,26 @@
 //! What callers and the background threads of one pool share: the meeting place of the layers above.
 
+mod holds;
+
 use crate::bell::{Bell, Ring};
 use crate::block::{Ready, Returned};
+use crate::clock::Clock;
 use crate::config::Settings;
 use crate::contexts::Contexts;
 use crate::driver::{Driver, Severity, exit};
 use crate::error::CallError;
 use crate::inbox::Inbox;
 use crate::os::ForkWord;
+use crate::pause::{Noted, RegistrationPause};
 use crate::pending::Pending;
 use crate::shelf::Shelf;
 use crate::sleepers::Sleepers;
 use crate::stats::{Counts, Stats};
 use crate::sync::{
-    Arc, AtomicBool, AtomicU32, AtomicUsize, Instant, Mutex, Ordering, Progress, from_now, thread,
+    Arc, AtomicBool, AtomicU32, AtomicUsize, Instant, Mutex, Ordering, Progress, fixed, from_now, thread,
 };
 use std::task::Waker;
 use std::time::Duration;
-
-/// Refusals in a row after which registering pauses, and for how long.
-const FAILURES_BEFORE_PAUSE: u32 = 8;
-const REGISTRATION_PAUSE: Duration = Duration::from_secs(5);
 
 /// How many reasons for a quarantine are remembered for the shutdown report.
 const REASONS_KEPT: usize = 16;
@@ -63,9 +63,11 @@ pub(crate) struct Home {
     context_wait_holds: AtomicUsize,
     cleaner_holds: AtomicUsize,
     cleaner_rests: AtomicBool,
-    registration_failures_in_a_row: AtomicU32,
-    /// Until when, and what the driver said last.
-    registration_pause: Mutex<Option<(Instant, CallError)>>,
+    registrations: RegistrationPause,
+    pub(crate) clock: Arc<Clock>,
+    /// How often a test let time pass, and how often the cleaner has looked since.
+    time_orders: fixed::AtomicU64,
+    time_orders_obeyed: fixed::AtomicU64,
     reasons: Mutex<Vec<String>>,
     start_cleaner: StartCleaner,
     /// The thread, and earlier ones that nobody has joined yet.
@@ -93,7 +95,8 @@ struct Stop {
 impl Home {
     pub(crate) fn new(driver: Driver, settings: Settings, start_cleaner: StartCleaner) -> Arc<Self> {
         let counts = Arc::new(Counts::default());
-        let shelf = Shelf::new(settings.max_pooled_bytes, counts.clone());
+        let clock = Arc::new(Clock::default());
+        let shelf = Shelf::new(settings.max_pooled_bytes, counts.clone(), clock.clone());
         Arc::new(Self {
             driver,
             settings,
@@ -117,8 +120,10 @@ impl Home {
             context_wait_holds: AtomicUsize::new(0),
             cleaner_holds: AtomicUsize::new(0),
             cleaner_rests: AtomicBool::new(false),
-            registration_failures_in_a_row: AtomicU32::new(0),
-            registration_pause: Mutex::new(None),
+            registrations: RegistrationPause::default(),
+            clock,
+            time_orders: fixed::AtomicU64::new(0),
+            time_orders_obeyed: fixed::AtomicU64::new(0),
             reasons: Mutex::default(),
             start_cleaner,
             cleaners: Mutex::default(),
@@ -222,7 +227,7 @@ impl Home {
     }
 
     pub(crate) fn has_orders(&self) -> bool {
-        !self.let_go.lock().is_empty()
+        self.time_order().is_some() || !self.let_go.lock().is_empty()
     }
 
     /// Waits until everything returned before the call has been dealt with.
@@ -358,37 +363,27 @@ impl Home {
         std::mem::take(&mut *self.reasons.lock())
     }
 
-    /// Whether registering is not worth a try now.
-    pub(crate) fn registration_is_paused(&self) -> bool {
-        self.registration_pause().is_some()
-    }
-
     /// The last of the refusals for which registering pauses now.
     pub(crate) fn registration_pause(&self) -> Option<CallError> {
-        let mut pause = self.registration_pause.lock();
-        match *pause {
-            Some((until, error)) if Instant::now() < until => Some(error),
-            _ => {
-                *pause = None;
-                None
-            }
-        }
+        self.registrations.now(self.clock.now())
     }
 
     /// Counts a refusal or a success of registering; a run of refusals pauses it.
     pub(crate) fn note_registration(&self, outcome: Result<(), &CallError>) {
         let Err(error) = outcome else {
-            self.registration_failures_in_a_row.store(0, Ordering::Relaxed);
+            if self.registrations.succeeded() == Noted::Resumed {
+                tracing::info!("page-locking works again");
+            }
             return;
         };
-        let failures = self.registration_failures_in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
-        if failures == 1 {
-            tracing::warn!(%error, "page-locking was refused; the buffer stays pageable and is freed");
-        }
-        if failures >= FAILURES_BEFORE_PAUSE {
-            self.registration_failures_in_a_row.store(0, Ordering::Relaxed);
-            *self.registration_pause.lock() = Some((Instant::now() + REGISTRATION_PAUSE, *error));
-            tracing::warn!(%error, pause = ?REGISTRATION_PAUSE, "page-locking was refused again and again; it pauses");
+        match self.registrations.refused(self.clock.now(), *error) {
+            Noted::FirstRefusal => {
+                tracing::warn!(%error, "page-locking was refused; the buffer stays pageable and is freed");
+            }
+            Noted::Pause(pause) => {
+                tracing::warn!(%error, ?pause, "page-locking was refused again and again; it pauses");
+            }
+            Noted::Quiet | Noted::Resumed => {}
         }
     }
 
@@ -400,45 +395,6 @@ impl Home {
             // No thread could be started, or the one there was has just ended: the task asks again at once.
             self.sleepers.wake_all();
         }
-    }
-
-    pub(crate) fn hold_context_waits(&self) {
-        self.context_wait_holds.fetch_add(1, Ordering::SeqCst);
-    }
-
-    pub(crate) fn release_context_waits(&self) {
-        self.context_wait_holds.fetch_sub(1, Ordering::SeqCst);
-        self.progress.announce();
-    }
-
-    pub(crate) fn context_waits_are_held(&self) -> bool {
-        self.context_wait_holds.load(Ordering::SeqCst) > 0
-    }
-
-    /// When it returns, the cleaner does nothing until `release_cleaner`.
-    #[cfg(feature = "sim")]
-    pub(crate) fn hold_cleaner(self: &Arc<Self>) {
-        self.cleaner_holds.fetch_add(1, Ordering::SeqCst);
-        // A thread that does not exist looks at the hold before anything else when it is started.
-        self.bell.nudge();
-        self.progress
-            .wait_until(None, || self.cleaner_rests.load(Ordering::SeqCst) || self.bell.is_stopped());
-    }
-
-    /// The cleaner says that it obeys the hold, or no longer does.
-    pub(crate) fn cleaner_rests(&self, rests: bool) {
-        self.cleaner_rests.store(rests, Ordering::SeqCst);
-        self.progress.announce();
-    }
-
-    #[cfg(feature = "sim")]
-    pub(crate) fn release_cleaner(&self) {
-        self.cleaner_holds.fetch_sub(1, Ordering::SeqCst);
-        self.progress.announce();
-    }
-
-    pub(crate) fn cleaner_is_held(&self) -> bool {
-        self.cleaner_holds.load(Ordering::SeqCst) > 0
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -16,9 +16,14 @@ use crate::os::tune_background_thread;
 use crate::registrar::{self, NotRegistered};
 use crate::sync::{Arc, AtomicBool, Instant, Mutex, Ordering, thread};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Jobs and results that wait without an allocation; the cleaner keeps what does not fit.
 const SLOTS: usize = if cfg!(loom) { 1 } else { 1024 };
+
+/// What was in use so lately is not let go for the ceiling: two classes that take turns would be page-locked and
+/// let go at every turn.
+const REST_UNDER_CEILING: Duration = Duration::from_secs(1);
 
 /// What a lane is told.
 enum Job<T> {
@@ -290,7 +295,8 @@ pub(crate) fn release_lane(
             let class = block.class();
             let evict = |bytes| {
                 let mut evicted = Vec::new();
-                home.shelf.evict_pinned_of_others(class, bytes, |other| evicted.push(other));
+                home.shelf
+                    .evict_pinned_of_others(class, bytes, REST_UNDER_CEILING, |other| evicted.push(other));
                 for other in evicted {
                     home.count_retiring(&other);
                     retire(home, other.retire());
@@ -304,7 +310,11 @@ pub(crate) fn release_lane(
                 Err(NotRegistered::NoContext | NotRegistered::Paused(_) | NotRegistered::Lost) => {
                     Registered::Unpinned(block)
                 }
-                Err(NotRegistered::Ceiling | NotRegistered::Driver(_)) => Registered::Refused(block),
+                Err(NotRegistered::Ceiling) => {
+                    home.counts.class(class).passed_over.add(1);
+                    Registered::Refused(block)
+                }
+                Err(NotRegistered::Driver(_)) => Registered::Refused(block),
             });
         }
     }

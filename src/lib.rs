@@ -30,10 +30,10 @@
 //! Bottom up; a file imports only from layers below its own, and a test checks it:
 //!
 //! 0: code_name error sync
-//! 1: os size_class zero pages config stats
+//! 1: os size_class zero pages config stats clock
 //! 2: driver stream raw_stream sim
 //! 3: contexts events notes regions fate block dirty
-//! 4: inbox bell pending shelf queues sleepers
+//! 4: inbox bell pending boundary shelf queues sleepers pause
 //! 5: home
 //! 6: registrar harvest buffer views waiting
 //! 7: lanes
@@ -58,6 +58,7 @@ mod code_name;
 mod error;
 mod sync;
 
+mod clock;
 mod config;
 mod os;
 mod pages;
@@ -80,7 +81,9 @@ mod notes;
 pub mod regions;
 
 mod bell;
+mod boundary;
 mod inbox;
+mod pause;
 mod pending;
 mod queues;
 mod shelf;

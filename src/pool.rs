@@ -2,6 +2,8 @@
 
 mod builder;
 mod report;
+#[cfg(feature = "sim")]
+mod testing;
 
 pub use builder::PoolBuilder;
 pub use report::ShutdownReport;
@@ -258,7 +260,8 @@ impl PinnedPool {
             }
             registrar::register(home, &mut block, |bytes| {
                 let mut evicted = Vec::new();
-                home.shelf.evict_pinned_of_others(class, bytes, |other| evicted.push(other));
+                // Asked for by name, so nobody's rest counts.
+                home.shelf.evict_pinned_of_others(class, bytes, Duration::ZERO, |other| evicted.push(other));
                 home.let_go(evicted);
                 // The ceiling is hard: wait until what was evicted is unregistered.
                 let deadline = Instant::now() + CLEAR_TIMEOUT;

@@ -7,10 +7,13 @@
 //! Lock order: the budget, then one class.
 
 use crate::block::Ready;
+use crate::boundary::Boundary;
+use crate::clock::{Clock, Tick};
 use crate::size_class::{CLASS_COUNT, SizeClass};
 use crate::stats::{Counts, ShelfCounts, Split};
 use crate::sync::{Arc, AtomicU32, Mutex, Ordering, push_reserved_then};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Each mapping with advice of its own is one of the process's 65 530 map areas, and drivers stop near
 /// 65 000 registrations; so many blocks at most are kept idle.
@@ -23,6 +26,7 @@ pub(crate) struct Shelf {
     classes: Arc<[ClassShelf]>,
     budget: Mutex<Budget>,
     counts: Arc<Counts>,
+    clock: Arc<Clock>,
 }
 
 /// One class: what a hit touches, on one cache line that no other class shares.
@@ -58,11 +62,15 @@ impl ClassShelf {
 struct Shelved {
     block: Ready,
     pinned: bool,
+    since: Tick,
 }
+
+const _: () = assert!(size_of::<Shelved>() == 16, "the moment lies where padding would");
 
 #[derive(Debug)]
 struct Budget {
     cap_bytes: usize,
+    boundary: Boundary,
 }
 
 /// The shelves as a take sees them. A pool's handle has one, so that on a cold take the lines of the class, of
@@ -84,7 +92,7 @@ impl Door {
 fn pop(classes: &[ClassShelf], class: SizeClass) -> Option<Ready> {
     let shelf = &classes[class.index()];
     let mut blocks = shelf.blocks.lock();
-    let Shelved { block, pinned } = blocks.pop_back()?;
+    let Shelved { block, pinned, .. } = blocks.pop_back()?;
     shelf.hits.of(pinned).add_locked();
     shelf.count_pooled(pinned, |count| count - 1);
     Some(block)
@@ -94,16 +102,17 @@ fn pop(classes: &[ClassShelf], class: SizeClass) -> Option<Ready> {
 #[derive(Debug)]
 pub(crate) enum Placed {
     Kept,
-    /// It can never fit under the cap.
+    /// The cap has no room for it: it is larger than the cap, or than all that could make room for it.
     Refused(Ready),
 }
 
 impl Shelf {
-    pub(crate) fn new(cap_bytes: usize, counts: Arc<Counts>) -> Self {
+    pub(crate) fn new(cap_bytes: usize, counts: Arc<Counts>, clock: Arc<Clock>) -> Self {
         Self {
             classes: (0..CLASS_COUNT).map(|_| ClassShelf::default()).collect(),
-            budget: Mutex::new(Budget { cap_bytes }),
+            budget: Mutex::new(Budget { cap_bytes, boundary: Boundary::default() }),
             counts,
+            clock,
         }
     }
 
@@ -128,16 +137,29 @@ impl Shelf {
     }
 
     /// Puts a block on its shelf, evicting largest-first until it fits; what was evicted goes to `evicted`.
-    pub(crate) fn push(&self, block: Ready, evicted: impl FnMut(Ready)) -> Placed {
-        let class = block.class();
-        let budget = self.budget.lock();
-        if class.bytes() > budget.cap_bytes {
+    ///
+    /// Smaller blocks are not evicted for it: it would be the largest, and so the first to go.
+    pub(crate) fn push(&self, block: Ready, mut evicted: impl FnMut(Ready)) -> Placed {
+        let (class, pinned) = (block.class(), block.is_pinned());
+        let now = self.clock.now();
+        let mut budget = self.budget.lock();
+        let Some(room_bytes) = budget.cap_bytes.checked_sub(class.bytes()) else {
+            return Placed::Refused(block);
+        };
+        let mut overflowed = false;
+        self.evict_until(room_bytes, MAX_POOLED_BLOCKS - 1, class.index(), |other| {
+            overflowed |= other.is_pinned();
+            evicted(other);
+        });
+        let fits = self.pooled_bytes() <= room_bytes;
+        if overflowed || (pinned && !fits) {
+            budget.boundary.overflowed(now);
+        }
+        if !fits {
             return Placed::Refused(block);
         }
-        self.evict_until(budget.cap_bytes - class.bytes(), MAX_POOLED_BLOCKS - 1, evicted);
         let shelf = &self.classes[class.index()];
-        let pinned = block.is_pinned();
-        let place = Shelved { block, pinned };
+        let place = Shelved { block, pinned, since: self.clock.tick_of(now) };
         push_reserved_then(
             &shelf.blocks,
             |blocks| blocks,
@@ -151,10 +173,37 @@ impl Shelf {
     /// out a block of its own class or a smaller one, which is page-locked already.
     /// `promised_bytes` are on their way to those shelves already.
     pub(crate) fn has_room_for(&self, class: SizeClass, promised_bytes: usize) -> bool {
-        let cap_bytes = self.budget.lock().cap_bytes;
-        let kept: usize =
-            self.pooled_by_class().filter(|(other, _)| *other <= class).map(|(_, bytes)| bytes).sum();
-        kept.saturating_add(promised_bytes).saturating_add(class.bytes()) <= cap_bytes
+        self.fits(&self.budget.lock(), class, promised_bytes)
+    }
+
+    /// As [`Self::has_room_for`], and where the cap was too small lately, all that is page-locked has to fit:
+    /// besides what is promised, `off_shelf` blocks of a class are out or on their way.
+    pub(crate) fn admits(
+        &self,
+        class: SizeClass,
+        promised_bytes: usize,
+        off_shelf: impl Fn(SizeClass) -> usize,
+    ) -> bool {
+        let now = self.clock.now();
+        let mut budget = self.budget.lock();
+        self.fits(&budget, class, promised_bytes) && {
+            let all_fits = || {
+                let smaller = (0..=class.index()).map(SizeClass::at);
+                let off_shelf_bytes = smaller.map(|other| off_shelf(other).saturating_mul(other.bytes()));
+                let claimed_bytes = off_shelf_bytes.fold(promised_bytes, usize::saturating_add);
+                self.fits(&budget, class, claimed_bytes)
+            };
+            let mut boundary = budget.boundary;
+            let admitted = boundary.admits(now, all_fits);
+            budget.boundary = boundary;
+            admitted
+        }
+    }
+
+    fn fits(&self, budget: &Budget, class: SizeClass, promised_bytes: usize) -> bool {
+        let kept = self.pooled_by_class().filter(|(other, _)| *other <= class).map(|(_, bytes)| bytes);
+        let kept_bytes = kept.fold(promised_bytes, usize::saturating_add);
+        kept_bytes.saturating_add(class.bytes()) <= budget.cap_bytes
     }
 
     pub(crate) fn cap_bytes(&self) -> usize {
@@ -165,33 +214,37 @@ impl Shelf {
     pub(crate) fn set_cap(&self, cap_bytes: usize, evicted: impl FnMut(Ready)) {
         let mut budget = self.budget.lock();
         // First the shelves, then the cap: whoever reads both never sees more pooled than allowed.
-        self.evict_until(cap_bytes, MAX_POOLED_BLOCKS, evicted);
+        self.evict_until(cap_bytes, MAX_POOLED_BLOCKS, 0, evicted);
         budget.cap_bytes = cap_bytes;
     }
 
     /// Evicts to at most `bytes`, leaving the cap as it is.
     pub(crate) fn trim_to(&self, bytes: usize, evicted: impl FnMut(Ready)) {
         let _budget = self.budget.lock();
-        self.evict_until(bytes, MAX_POOLED_BLOCKS, evicted);
+        self.evict_until(bytes, MAX_POOLED_BLOCKS, 0, evicted);
     }
 
-    /// Evicts pinned blocks of other classes, largest first, until `bytes` page-locked bytes are freed.
+    /// Evicts pinned blocks of other classes, largest first, until `bytes` page-locked bytes are freed; only
+    /// such as lie on their shelf for at least `rested`.
     ///
     /// For the ceiling on page-locked memory: a class that is asked for takes from those that are not.
     pub(crate) fn evict_pinned_of_others(
         &self,
         class: SizeClass,
         bytes: usize,
+        rested: Duration,
         mut evicted: impl FnMut(Ready),
     ) {
+        let now = self.clock.tick();
         let _budget = self.budget.lock();
         let mut freed_bytes = 0;
         for index in (0..CLASS_COUNT).rev().filter(|index| *index != class.index()) {
             let has_pinned = || self.classes[index].pooled[1].load(Ordering::Relaxed) > 0;
             while freed_bytes < bytes
                 && has_pinned()
-                && let Some(block) = self.pop_coldest(SizeClass::at(index))
+                && let Some(block) = self.pop_coldest(SizeClass::at(index), |since| since.age(now) >= rested)
             {
+                self.counts.class(block.class()).evictions.add(1);
                 if block.is_pinned() {
                     freed_bytes += block.class().bytes();
                 }
@@ -218,15 +271,63 @@ impl Shelf {
         })
     }
 
-    /// Largest class first, in each the block that lay longest. The caller holds the budget lock.
-    fn evict_until(&self, bytes_max: usize, blocks_max: usize, mut evicted: impl FnMut(Ready)) {
-        while self.pooled_bytes() > bytes_max || self.pooled_blocks() > blocks_max {
-            let victim = (0..CLASS_COUNT).rev().find_map(|index| self.pop_coldest(SizeClass::at(index)));
-            match victim {
-                Some(block) => evicted(block),
-                // Takers were faster; there is nothing left to evict.
-                None => return,
+    /// Lets go of blocks that lie on a shelf for `max_age(class)` or longer, bit by bit: an eighth of those of each
+    /// class, at least one.
+    ///
+    /// Shelves are last in, first out, so a block at the cold end that has lain for a time was not needed at any
+    /// moment of it: it is what the shelf never fell below. That costs a hit nothing.
+    pub(crate) fn age_out(&self, max_age: impl Fn(SizeClass) -> Duration, mut aged: impl FnMut(Ready)) {
+        let now = self.clock.tick();
+        let _budget = self.budget.lock();
+        for class in (0..CLASS_COUNT).map(SizeClass::at) {
+            let shelf = &self.classes[class.index()];
+            if shelf.pooled_total() == 0 {
+                continue;
             }
+            let is_old = |since: Tick| since.age(now) >= max_age(class);
+            let old = shelf.blocks.lock().partition_point(|shelved| is_old(shelved.since));
+            for _ in 0..old.div_ceil(8) {
+                let Some(block) = self.pop_coldest(class, is_old) else { break };
+                self.counts.class(class).aged_out.add(1);
+                aged(block);
+            }
+        }
+    }
+
+    /// The time until a block is too old for [`Self::age_out`]; `None` when the shelves are empty.
+    pub(crate) fn next_due(&self, max_age: impl Fn(SizeClass) -> Duration) -> Option<Duration> {
+        let now = self.clock.tick();
+        let used =
+            (0..CLASS_COUNT).filter(|index| self.classes[*index].pooled_total() > 0).map(SizeClass::at);
+        used.filter_map(|class| {
+            let since = self.classes[class.index()].blocks.lock().front()?.since;
+            Some(max_age(class).saturating_sub(since.age(now)))
+        })
+        .min()
+    }
+
+    /// Largest class first, none below the class at `lowest`, in each the block that lay longest; below it only to
+    /// have fewer blocks. The caller holds the budget lock.
+    fn evict_until(
+        &self,
+        bytes_max: usize,
+        blocks_max: usize,
+        lowest: usize,
+        mut evicted: impl FnMut(Ready),
+    ) {
+        loop {
+            let lowest = match (self.pooled_bytes() > bytes_max, self.pooled_blocks() > blocks_max) {
+                (_, true) => 0,
+                (true, false) => lowest,
+                (false, false) => return,
+            };
+            let mut classes = (lowest..CLASS_COUNT).rev().map(SizeClass::at);
+            let Some(block) = classes.find_map(|class| self.pop_coldest(class, |_| true)) else {
+                // Takers were faster, or what is left is smaller; there is nothing to evict.
+                return;
+            };
+            self.counts.class(block.class()).evictions.add(1);
+            evicted(block);
         }
     }
 
@@ -234,16 +335,18 @@ impl Shelf {
         self.classes.iter().map(ClassShelf::pooled_total).sum()
     }
 
-    fn pop_coldest(&self, class: SizeClass) -> Option<Ready> {
+    /// The block that lay longest, if it is to go. The caller holds the budget lock.
+    fn pop_coldest(&self, class: SizeClass, goes: impl Fn(Tick) -> bool) -> Option<Ready> {
         let shelf = &self.classes[class.index()];
         if shelf.pooled_total() == 0 {
             return None;
         }
         let mut blocks = shelf.blocks.lock();
-        let Shelved { block, pinned } = blocks.pop_front()?;
+        if !goes(blocks.front()?.since) {
+            return None;
+        }
+        let Shelved { block, pinned, .. } = blocks.pop_front()?;
         shelf.count_pooled(pinned, |count| count - 1);
-        drop(blocks);
-        self.counts.class(class).evictions.add(1);
         Some(block)
     }
 }

@@ -106,6 +106,15 @@ impl ClassCounts {
         self.harvested.of(pinned).read().wrapping_add(self.misses.of(pinned).read())
     }
 
+    /// Page-locked blocks that are out or on their way back; `hits` are the class's page-locked ones.
+    ///
+    /// While buffers move, a block may be counted twice, or a moment late.
+    pub(crate) fn pinned_off_shelf(&self, hits: u64) -> usize {
+        let settled = Self::by_kind(&self.settled, true);
+        let given = hits.wrapping_add(self.given_beside_hits(true)).wrapping_add(self.promoted.read());
+        usize::try_from(given.wrapping_sub(settled) as i64).unwrap_or(0)
+    }
+
     pub(crate) fn returned_total(&self) -> u64 {
         self.returned[0].total().wrapping_add(self.returned[1].total())
     }

@@ -152,7 +152,11 @@ fn the_ceiling_on_page_locked_bytes_is_never_exceeded() {
     );
     drop(buffers);
     rig.drain();
-    // A class that is asked for takes from the idle blocks of another.
+    // A class that is asked for takes from the idle blocks of another, but not what was in use a moment ago.
+    rig.shelve(128 * KIB, 1);
+    assert!(!rig.pool.take(128 * KIB).is_pinned());
+    rig.drain();
+    rig.pool.let_time_pass(std::time::Duration::from_secs(1));
     rig.shelve(128 * KIB, 1);
     assert!(rig.pool.take(128 * KIB).is_pinned());
     rig.drain();

@@ -46,6 +46,52 @@ fn a_run_of_refusals_stops_the_attempts_for_a_while_and_blocks_are_pooled_unpinn
 }
 
 #[test]
+fn pauses_grow_while_the_driver_refuses_and_end_with_its_first_yes() {
+    let rig = Rig::new();
+    rig.sim.fail("cuMemHostRegister", Fault::always(801));
+    let attempts_after = |seconds| {
+        rig.pool.let_time_pass(std::time::Duration::from_secs(seconds));
+        let before = rig.sim.calls("cuMemHostRegister");
+        (0..20).for_each(|_| rig.shelve(LEN, 1));
+        rig.sim.calls("cuMemHostRegister") - before
+    };
+    assert_eq!(attempts_after(0), 8, "a run");
+    assert_eq!((attempts_after(4), attempts_after(1)), (0, 1), "5 s, then one attempt");
+    assert_eq!((attempts_after(9), attempts_after(1)), (0, 1), "10 s");
+    assert_eq!((attempts_after(19), attempts_after(1)), (0, 1), "20 s");
+    let hour: u64 = (0..3600 / 60).map(|_| attempts_after(60)).sum();
+    assert!(hour <= 14, "{hour} attempts in an hour");
+    let error = rig.pool.take_pinned(LEN).unwrap_err().to_string();
+    assert!(error.contains("pauses") && error.contains("801"), "{error}");
+    rig.sim.clear_faults();
+    rig.pool.let_time_pass(std::time::Duration::from_secs(300));
+    rig.shelve(LEN, 1);
+    assert!(rig.pool.take(LEN).is_pinned(), "it page-locks again");
+    rig.finish();
+}
+
+#[test]
+fn a_limit_of_the_platform_leaves_what_fits_page_locked_and_the_rest_pageable() {
+    let rig = Rig::with(pinpool::sim::Sim::new(), |builder| builder.max_idle_time(None));
+    rig.sim.fail("cuMemHostRegister", Fault::budget(3 * LEN, 2));
+    for _ in 0..20 {
+        let buffers: Vec<_> = (0..6).map(|_| rig.pool.take(LEN)).collect();
+        let pinned = buffers.iter().filter(|buffer| buffer.is_pinned()).count();
+        assert!(pinned <= 3);
+        drop(buffers);
+        rig.drain();
+    }
+    let stats = rig.assert_balanced();
+    assert_eq!((stats.registrations, stats.registered_bytes), (3, 3 * LEN), "{stats}");
+    assert_eq!(stats.registration_failures, 8, "a run, and then nothing for a while");
+    // Pooled all the same while the attempts pause, so that nobody has to fault pages in.
+    let buffers: Vec<_> = (0..6).map(|_| rig.pool.take(LEN)).collect();
+    assert_eq!(rig.pool.stats().misses, stats.misses);
+    drop(buffers);
+    rig.finish();
+}
+
+#[test]
 fn a_failed_wait_quarantines_the_block_and_it_is_never_reused() {
     for code in [1, 400, 999] {
         let rig = Rig::new();

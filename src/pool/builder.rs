@@ -55,8 +55,8 @@ impl PoolBuilder {
     /// Idle bytes kept, by default 4 GiB. 0 keeps nothing.
     ///
     /// Leave room for all that is idle at once: the buffers of every class that are in use at the busiest moment,
-    /// times the class. With less, buffers are page-locked and let go again and again, which shows in the statistics
-    /// as `evictions` that keep pace with `registrations`.
+    /// times the class. With less, as many as fit are kept, and the others are plain memory at every take: the
+    /// statistics count `passed_over`, and `misses`.
     pub fn max_pooled_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_pooled_bytes = bytes;
         self
@@ -66,6 +66,19 @@ impl PoolBuilder {
     /// pageable; idle blocks of other classes are let go first.
     pub fn max_registered_bytes(mut self, bytes: usize) -> Self {
         self.settings.max_registered_bytes = bytes;
+        self
+    }
+
+    /// How long a buffer may lie on its shelf before it is given back, by default 5 minutes; `None`: for ever.
+    ///
+    /// Shelves give the buffer that came last, so one that lies for so long was not needed at any moment of that
+    /// time: of each class the pool keeps as many as were in use at once. What is too old goes bit by bit, an eighth
+    /// of each class at a time, sixteen times in `max_idle_time`. Where a returned buffer cannot be kept because others
+    /// fill the cap, those of other classes go after an eighth of the time.
+    ///
+    /// Buffers of `prewarm` age like all others. The statistics count `aged_out`.
+    pub fn max_idle_time(mut self, time: impl Into<Option<Duration>>) -> Self {
+        self.settings.max_idle_time = time.into();
         self
     }
 

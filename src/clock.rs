@@ -1,0 +1,77 @@
+//! The time by which a pool's policies go: what lay idle for long, how long a pause lasts, what was lately.
+//!
+//! A clock of its own, so that a test can let an hour pass without waiting for it.
+
+use crate::sync::fixed::AtomicU64;
+use crate::sync::{Instant, Ordering};
+use std::time::Duration;
+
+/// A moment, in steps of [`TICK`] since the pool was made; wraps after more than a year.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tick(u32);
+
+/// What a [`Tick`] counts: fine enough for every policy, and small enough to lie beside a block for nothing.
+pub(crate) const TICK: Duration = Duration::from_millis(10);
+
+impl Tick {
+    /// How long ago it was.
+    pub(crate) fn age(self, now: Tick) -> Duration {
+        TICK * now.0.wrapping_sub(self.0)
+    }
+}
+
+/// The clock of one pool.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    started: Instant,
+    /// What tests let pass.
+    skipped_ms: AtomicU64,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self { started: Instant::now(), skipped_ms: AtomicU64::new(0) }
+    }
+}
+
+impl Clock {
+    pub(crate) fn now(&self) -> Instant {
+        Instant::now() + Duration::from_millis(self.skipped_ms.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn tick(&self) -> Tick {
+        self.tick_of(self.now())
+    }
+
+    pub(crate) fn tick_of(&self, now: Instant) -> Tick {
+        let ticks = (now - self.started).as_millis() / TICK.as_millis();
+        // Cut off on purpose: only differences count.
+        Tick(ticks as u32)
+    }
+
+    /// Lets time pass.
+    #[cfg(feature = "sim")]
+    pub(crate) fn skip(&self, time: Duration) {
+        self.skipped_ms.fetch_add(time.as_millis() as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_right_across_the_wrap() {
+        assert_eq!(Tick(u32::MAX).age(Tick(1)), TICK * 2);
+        assert_eq!(Tick(7).age(Tick(7)), Duration::ZERO);
+    }
+
+    #[test]
+    #[cfg(feature = "sim")]
+    fn skipped_time_has_passed() {
+        let clock = Clock::default();
+        let before = clock.tick();
+        clock.skip(Duration::from_secs(3600));
+        assert!(before.age(clock.tick()) >= Duration::from_secs(3600));
+    }
+}

@@ -1,0 +1,72 @@
+//! What keeps background threads from doing something for a while, and what lets time pass for them.
+
+use super::Home;
+#[cfg(feature = "sim")]
+use crate::sync::Arc;
+use crate::sync::Ordering;
+#[cfg(feature = "sim")]
+use std::time::Duration;
+
+impl Home {
+    pub(crate) fn hold_context_waits(&self) {
+        self.context_wait_holds.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn release_context_waits(&self) {
+        self.context_wait_holds.fetch_sub(1, Ordering::SeqCst);
+        self.progress.announce();
+    }
+
+    pub(crate) fn context_waits_are_held(&self) -> bool {
+        self.context_wait_holds.load(Ordering::SeqCst) > 0
+    }
+
+    /// When it returns, the cleaner does nothing until `release_cleaner`.
+    #[cfg(feature = "sim")]
+    pub(crate) fn hold_cleaner(self: &Arc<Self>) {
+        self.cleaner_holds.fetch_add(1, Ordering::SeqCst);
+        // A thread that does not exist looks at the hold before anything else when it is started.
+        self.bell.nudge();
+        self.progress
+            .wait_until(None, || self.cleaner_rests.load(Ordering::SeqCst) || self.bell.is_stopped());
+    }
+
+    /// Lets time pass for the pool's policies, and waits until the cleaner has looked at what that means.
+    #[cfg(feature = "sim")]
+    pub(crate) fn let_time_pass(self: &Arc<Self>, time: Duration) {
+        self.clock.skip(time);
+        let order = self.time_orders.fetch_add(1, Ordering::SeqCst) + 1;
+        self.ring_hard();
+        self.progress.wait_until(None, || {
+            self.time_orders_obeyed.load(Ordering::SeqCst) >= order || self.bell.is_stopped()
+        });
+    }
+
+    /// The number of an order to look at the time that passed, which the cleaner has not obeyed yet.
+    pub(crate) fn time_order(&self) -> Option<u64> {
+        let order = self.time_orders.load(Ordering::SeqCst);
+        (order > self.time_orders_obeyed.load(Ordering::SeqCst)).then_some(order)
+    }
+
+    /// Said by the cleaner after it has looked.
+    pub(crate) fn time_order_obeyed(&self, order: u64) {
+        self.time_orders_obeyed.fetch_max(order, Ordering::SeqCst);
+        self.progress.announce();
+    }
+
+    /// The cleaner says that it obeys the hold, or no longer does.
+    pub(crate) fn cleaner_rests(&self, rests: bool) {
+        self.cleaner_rests.store(rests, Ordering::SeqCst);
+        self.progress.announce();
+    }
+
+    #[cfg(feature = "sim")]
+    pub(crate) fn release_cleaner(&self) {
+        self.cleaner_holds.fetch_sub(1, Ordering::SeqCst);
+        self.progress.announce();
+    }
+
+    pub(crate) fn cleaner_is_held(&self) -> bool {
+        self.cleaner_holds.load(Ordering::SeqCst) > 0
+    }
+}
