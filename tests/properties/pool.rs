@@ -80,6 +80,17 @@ impl World {
             .map(|block| block.class)
             .sum();
         let fits = self.model.shelved_bytes() + incoming <= self.model.cap;
+        // After the cap was too small once, what is out counts as well before anything else is page-locked.
+        let is_away = |block: &&Block| match block.place {
+            Place::Out => block.pinned,
+            Place::Queued(_) => block.pinned && !finishing.contains(&block.address),
+            _ => false,
+        };
+        let out = self.model.blocks.iter().filter(is_away);
+        let all_fits = fits && {
+            let out_bytes: usize = out.map(|block| block.class).sum();
+            self.model.shelved_bytes() + incoming + out_bytes <= self.model.cap
+        };
         self.model.order += 1;
         let order = self.model.order;
         let has_device = self.model.has_device;
@@ -121,7 +132,7 @@ impl World {
                         false if !has_device => Place::Unknown(None),
                         false => {
                             let class = block.class;
-                            ensure!(!fits || !has_room, "let go although everything fits: {class}");
+                            ensure!(!all_fits || !has_room, "let go although everything fits: {class}");
                             continue;
                         }
                     }
