@@ -157,6 +157,21 @@ impl Contexts {
         usable().find(|context| context.is_primary()).or_else(|| usable().next()).cloned()
     }
 
+    /// Where to do by name what a caller asks for: the calling thread's context where that is a primary one, which
+    /// can be kept alive; else an active primary one; else the thread's. None is made.
+    pub(crate) fn of_the_caller(&self, driver: &Driver) -> Option<Arc<Context>> {
+        let current = driver.api().current_context();
+        let current = current.and_then(|handle| self.learn_current(driver, handle));
+        if let Some(context) = &current
+            && context.is_primary()
+        {
+            return current;
+        }
+        self.learn_active_primaries(driver);
+        let known = self.for_registration();
+        known.filter(|context| context.is_primary() || current.is_none()).or(current)
+    }
+
     /// Whether any known device reads pageable host memory itself, so that a copy from it may still
     /// read after the call has returned.
     pub(crate) fn any_reads_pageable(&self, driver: &Driver) -> bool {

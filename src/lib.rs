@@ -9,6 +9,7 @@
 //! * [`safety`] says what each way to copy is known to be doing, and what the caller still owes.
 //! * [`architecture`] tells how it works and what it promises.
 //! * [`pin`] page-locks memory that you own already; [`regions`] tells what is page-locked.
+//! * [`backend`] is memory of the driver's for allocators and arenas, of several kinds.
 //! * [`finding_cuda`] tells where CUDA's libraries are looked for, and what to do when page-locking does not engage.
 //! * With feature `sim`, `sim` is a simulated device, to test staging code on a machine without a GPU.
 //!
@@ -38,7 +39,7 @@
 //! 6: registrar harvest buffer views waiting
 //! 7: lanes
 //! 8: cleaner
-//! 9: pool pin
+//! 9: pool pin backend
 //! 10: global interop
 //! 11: models
 
@@ -101,6 +102,7 @@ mod lanes;
 
 mod cleaner;
 
+pub mod backend;
 #[doc = include_str!("../docs/pinning-your-own-memory.md")]
 pub mod pin;
 mod pool;
@@ -112,6 +114,7 @@ mod interop;
 #[doc(hidden)]
 pub mod models;
 
+pub use backend::is_cuda_available;
 pub use buffer::PinnedBuffer;
 pub use dirty::Writer;
 pub use driver::Driver;

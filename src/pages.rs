@@ -43,9 +43,9 @@ impl std::fmt::Debug for Pages {
 }
 
 impl Pages {
-    /// Maps `bytes` of zeros, a power of two of at least a page. `None` when the system refuses.
+    /// Maps `bytes` of zeros, whole pages and at least one. `None` when the system refuses.
     pub(crate) fn map(bytes: usize) -> Option<Self> {
-        debug_assert!(bytes.is_power_of_two());
+        debug_assert!(bytes > 0 && bytes.is_multiple_of(crate::os::page_bytes()));
         Some(Self { base: os::map(bytes)?, bytes, owner: None })
     }
 
@@ -57,6 +57,21 @@ impl Pages {
     /// nothing but the result accesses until then, and of which every bit pattern is valid for the owner.
     pub(crate) unsafe fn foreign(base: NonNull<u8>, bytes: usize, owner: Box<dyn Owner>) -> Self {
         Self { base, bytes, owner: Some(Box::new(owner)) }
+    }
+
+    /// Gives the mapping away, by its address; [`from_base`](Self::from_base) takes it back.
+    pub(crate) fn into_base(self) -> usize {
+        debug_assert!(!self.is_foreign());
+        std::mem::ManuallyDrop::new(self).base()
+    }
+
+    /// The mapping that [`into_base`](Self::into_base) gave away.
+    ///
+    /// # Safety
+    ///
+    /// It is that address, with the size it was mapped with, taken back once, and nobody uses the memory any more.
+    pub(crate) unsafe fn from_base(base: NonNull<u8>, bytes: usize) -> Self {
+        Self { base, bytes, owner: None }
     }
 
     pub(crate) fn is_foreign(&self) -> bool {

@@ -145,6 +145,18 @@ pub(crate) struct Token {
     id: u64,
 }
 
+impl Token {
+    /// What [`id`](Self::id) and the base name together.
+    pub(crate) fn of(base: usize, id: u64) -> Self {
+        Self { base, id }
+    }
+
+    /// The number that names the region beside its base.
+    pub(crate) fn id(self) -> u64 {
+        self.id
+    }
+}
+
 /// Records a region; called before the driver registers it.
 pub(crate) fn note(base: usize, bytes: usize) -> Token {
     // A child must not touch the locks, which another thread of its parent may have held.

@@ -94,6 +94,14 @@ impl DriverMemory for CudaDriver {
         Ok(ContextHandle(context))
     }
 
+    fn pop_context(&self) -> Result<(), CallError> {
+        let table = table("cuCtxPopCurrent_v2")?;
+        let pop = needed("cuCtxPopCurrent_v2", table.context_pop)?;
+        let mut context = 0;
+        // SAFETY: cuCtxPopCurrent writes one pointer; without a current context it is an error.
+        check("cuCtxPopCurrent_v2", unsafe { pop(&mut context) })
+    }
+
     fn destroy_context(&self, context: ContextHandle) -> Result<(), CallError> {
         let table = table("cuCtxDestroy_v2")?;
         let destroy = needed("cuCtxDestroy_v2", table.context_destroy)?;
@@ -113,4 +121,54 @@ fn prefer_device(table: &Table, base: usize, bytes: usize, device: i32) -> Resul
     let advise = needed("cuMemAdvise", table.advise)?;
     // SAFETY: cuMemAdvise takes a range, an advice and a device's number; it refuses what is not managed.
     check("cuMemAdvise", unsafe { advise(base as u64, bytes, ADVISE_SET_PREFERRED_LOCATION, device) })
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::driver::DriverApi;
+    use crate::driver::cuda_tests::{in_child_of_crate, is_child};
+    use crate::driver::ladder::How;
+    use crate::driver::library;
+    use crate::driver::process::Entries;
+    use fake_cuda::control::Control;
+
+    #[test]
+    fn each_version_of_the_advice_is_used_where_it_is_the_newest() {
+        let file = Control::find().expect("cargo builds the fake library beside the tests");
+        let environment = [("PINPOOL_CUDA_LIBRARY", file.to_str().unwrap())];
+        in_child_of_crate("driver::cuda_memory::tests::child_that_advises", &environment);
+    }
+
+    #[test]
+    #[ignore = "run by each_version_of_the_advice_is_used_where_it_is_the_newest"]
+    fn child_that_advises() {
+        if !is_child() {
+            return;
+        }
+        let (driver, fake) = (CudaDriver::default(), Control::load().unwrap());
+        assert_eq!(driver.allocate_managed(1).unwrap_err().code(), 3, "not initialised");
+        driver.prepare().unwrap();
+        assert_eq!(driver.device_count(), Ok(1));
+        let context = driver.create_context(0).unwrap();
+        let library = library::open(How::Load, fake.path().as_os_str()).unwrap();
+        let mut table = Table::of(&library).unwrap();
+        for (preferring, has_second) in [(1, true), (2, false)] {
+            table.advise_v2 = table.advise_v2.filter(|_| has_second);
+            let base = driver.allocate_managed(8192).unwrap();
+            prefer_device(&table, base, 8192, 0).unwrap();
+            assert_eq!(fake.preferring(), preferring);
+            let call = if has_second { "cuMemAdvise_v2" } else { "cuMemAdvise" };
+            assert_eq!(prefer_device(&table, base, 8192, 9), Err(CallError::new(call, 101)));
+        }
+        table.advise = None;
+        assert_eq!(prefer_device(&table, 4096, 4096, 0), Err(CallError::new("cuMemAdvise", NOT_FOUND)));
+        assert_eq!(driver.free_managed(4096), Err(CallError::new("cuMemFree_v2", INVALID_VALUE)));
+        assert_eq!(driver.free_host(4096), Err(CallError::new("cuMemFreeHost", INVALID_VALUE)));
+        assert_eq!(driver.attribute(Attribute::HostRegister, 0), Ok(1));
+        assert_eq!(driver.attribute(Attribute::HostRegister, 9).unwrap_err().code(), 101);
+        driver.destroy_context(context).unwrap();
+        assert_eq!(driver.current_context(), None);
+        assert_eq!(driver.pop_context(), Err(CallError::new("cuCtxPopCurrent_v2", 201)));
+    }
 }

@@ -28,19 +28,6 @@ pub(crate) enum Attribute {
     ReadOnlyRegister = 113,
 }
 
-impl Attribute {
-    /// Those that are worth showing to whoever asks why.
-    pub(crate) const ALL: [Self; 7] = [
-        Attribute::ManagedMemory,
-        Attribute::PageableAccess,
-        Attribute::ConcurrentManagedAccess,
-        Attribute::HostPointerServes,
-        Attribute::HostRegister,
-        Attribute::HostPageTables,
-        Attribute::ReadOnlyRegister,
-    ];
-}
-
 /// The entry points for memory of the driver's own. Method by method, the CUDA driver function it stands for.
 pub(crate) trait DriverMemory {
     /// `cuDeviceGetCount`.
@@ -81,6 +68,11 @@ pub(crate) trait DriverMemory {
     /// `cuCtxCreate`: a new context, current on this thread above what was current before.
     fn create_context(&self, _device: i32) -> Result<ContextHandle, CallError> {
         Err(CallError::new("cuCtxCreate_v2", NOT_FOUND))
+    }
+
+    /// `cuCtxPopCurrent`: what was current on this thread before the last one was made is so again.
+    fn pop_context(&self) -> Result<(), CallError> {
+        Err(CallError::new("cuCtxPopCurrent_v2", NOT_FOUND))
     }
 
     /// `cuCtxDestroy` of a context that [`create_context`](Self::create_context) made; where it is current on this

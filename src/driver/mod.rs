@@ -13,7 +13,6 @@
 
 mod builder;
 pub(crate) mod cuda;
-#[allow(dead_code)] // until `backend/` is there
 mod cuda_memory;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod cuda_tests;
@@ -26,7 +25,6 @@ mod ladder;
 #[cfg(test)]
 mod ladder_tests;
 pub(crate) mod library;
-#[allow(dead_code)] // until `backend/` is there
 pub(crate) mod memory;
 mod process;
 pub(crate) mod runtime;

@@ -88,6 +88,7 @@ entry_points! {
         advise = "cuMemAdvise"(u64, usize, u32, i32);
         advise_v2 = "cuMemAdvise_v2"(u64, usize, u32, MemoryLocation);
         context_create = "cuCtxCreate_v2"(*mut usize, u32, i32);
+        context_pop = "cuCtxPopCurrent_v2"(*mut usize);
         context_destroy = "cuCtxDestroy_v2"(usize);
     }
 }

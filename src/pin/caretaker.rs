@@ -62,21 +62,8 @@ impl Caretaker {
         &self.home.driver
     }
 
-    /// The thread's context where that is a primary one, which can be kept alive; else an active primary
-    /// one; else the thread's. None is made.
     fn context(&self, bytes: usize) -> Result<Arc<Context>, Error> {
-        let contexts = &self.home.contexts;
-        let current = self.driver().api().current_context();
-        let current = current.and_then(|handle| contexts.learn_current(self.driver(), handle));
-        if let Some(context) = &current
-            && context.is_primary()
-        {
-            return Ok(context.clone());
-        }
-        contexts.learn_active_primaries(self.driver());
-        let known = contexts.for_registration();
-        let chosen = known.filter(|context| context.is_primary() || current.is_none()).or(current);
-        chosen.ok_or_else(|| Error::NotPinned {
+        self.home.contexts.of_the_caller(self.driver()).ok_or_else(|| Error::NotPinned {
             bytes,
             reason: "no CUDA context is current on this thread and no primary context is active; create the \
                      context first, or make it current on this thread (none is created here)"

@@ -50,6 +50,10 @@ impl DriverMemory for SimDriver {
         named(Call::CtxCreate, self.cuda.cu_ctx_create(0, device)).map(ContextHandle)
     }
 
+    fn pop_context(&self) -> Result<(), CallError> {
+        named(Call::CtxPopCurrent, self.cuda.cu_ctx_pop_current()).map(drop)
+    }
+
     fn destroy_context(&self, context: ContextHandle) -> Result<(), CallError> {
         named(Call::CtxDestroy, self.cuda.cu_ctx_destroy(context.0))
     }
