@@ -312,12 +312,8 @@ impl<'a, K: Kind> BackendBuilder<'a, K> {
     ///
     /// As [`Backend::new`].
     pub fn build(self) -> Result<Backend<K>, BackendError> {
-        let fork = ForkWord::of_this_process();
-        if fork.is_child() {
-            return Err(BackendError::ForkedChild);
-        }
         let driver = self.driver;
-        driver.api().prepare().map_err(BackendError::Unavailable)?;
+        driver.api().prepare().map_err(unavailable)?;
         let contexts = Contexts::default();
         let context = with_relaxed_capture(&driver, || match self.choice {
             Choice::OfTheApplication => contexts.of_the_caller(&driver).ok_or_else(no_context),
@@ -327,12 +323,12 @@ impl<'a, K: Kind> BackendBuilder<'a, K> {
         let mut backend = Backend {
             driver,
             contexts,
-            context: Some(context.map_err(BackendError::Unavailable)?),
+            context: Some(context.map_err(unavailable)?),
             device: 0,
             is_always_touchable: true,
             record: AllocationRecord::new(self.record_capacity),
             counters: Counters::default(),
-            fork,
+            fork: ForkWord::of_this_process(),
             kind: PhantomData,
         };
         backend.device = backend.in_context(|| backend.driver.api().current_device())??;
@@ -346,6 +342,13 @@ impl<K: Kind> fmt::Debug for BackendBuilder<'_, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("BackendBuilder");
         shown.field("kind", &K::NAME).field("record_capacity", &self.record_capacity).finish_non_exhaustive()
+    }
+}
+
+fn unavailable(error: Error) -> BackendError {
+    match error {
+        Error::ForkedChild => BackendError::ForkedChild,
+        error => BackendError::Unavailable(error),
     }
 }
 

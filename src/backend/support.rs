@@ -3,14 +3,14 @@
 use crate::driver::Driver;
 use crate::driver::memory::Attribute;
 use crate::error::Error;
-use crate::os::ForkWord;
+use crate::os::ProcessMark;
 use crate::sync::OnceLock;
 
 /// Whether CUDA can be used in this process: a driver library that can be loaded, initialised, and has a device.
 ///
 /// The first call loads and initialises (`cuInit`), once, whichever thread it is on; what it found is the answer from
-/// then on, for one load. It makes no context, changes no thread's, and does not panic. False in a forked child of
-/// a process that used pinpool, where CUDA cannot be used any more.
+/// then on, for two loads. It makes no context, changes no thread's, and does not panic. False in a forked child of
+/// a process that asked, or that used CUDA.
 ///
 /// ```
 /// let where_to = if pinpool::is_cuda_available() { "the device" } else { "the host" };
@@ -18,8 +18,13 @@ use crate::sync::OnceLock;
 /// ```
 pub fn is_cuda_available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    static ASKED_IN: ProcessMark = ProcessMark::new();
     // Before the lock, which a thread of the parent may have held.
-    !ForkWord::of_this_process().is_child() && *AVAILABLE.get_or_init(|| has_device(&Driver::auto()))
+    if ASKED_IN.is_inherited() {
+        return false;
+    }
+    ASKED_IN.set();
+    *AVAILABLE.get_or_init(|| has_device(&Driver::auto()))
 }
 
 fn has_device(driver: &Driver) -> bool {

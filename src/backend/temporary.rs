@@ -26,6 +26,7 @@ pub struct TemporaryContext {
     /// `None` once it was destroyed by name.
     context: Option<ContextHandle>,
     handle: ContextHandle,
+    fork: ForkWord,
 }
 
 impl TemporaryContext {
@@ -33,18 +34,13 @@ impl TemporaryContext {
     ///
     /// # Errors
     ///
-    /// [`Error::NoCuda`], or [`Error::Driver`]: 101 for no such device, 2 for one that is full.
+    /// [`Error::NoCuda`], [`Error::ForkedChild`], or [`Error::Driver`]: 101 for no such device, 2 for one that is full.
     pub fn new(driver: &Driver, device: i32) -> Result<Self, Error> {
-        if ForkWord::of_this_process().is_child() {
-            return Err(Error::NotPinned {
-                bytes: 0,
-                reason: "this is a forked child, where CUDA cannot be used".into(),
-            });
-        }
         driver.api().prepare()?;
         let context = with_relaxed_capture(driver, || driver.api().create_context(device))?;
         // From here on its drop destroys it, also when it cannot be popped.
-        let made = Self { driver: driver.clone(), context: Some(context), handle: context };
+        let fork = ForkWord::of_this_process();
+        let made = Self { driver: driver.clone(), context: Some(context), handle: context, fork };
         driver.api().pop_context()?;
         Ok(made)
     }
@@ -55,6 +51,9 @@ impl TemporaryContext {
     ///
     /// [`Error::Driver`] when it cannot be made current; `action` is not run then.
     pub fn with<R>(&self, action: impl FnOnce() -> R) -> Result<R, Error> {
+        if self.fork.is_child() {
+            return Err(Error::ForkedChild);
+        }
         Ok(with_current(&self.driver, self.handle, action)?)
     }
 
@@ -77,7 +76,7 @@ impl TemporaryContext {
 
     fn destroy_once(&mut self) -> Result<(), CallError> {
         let Some(context) = self.context.take() else { return Ok(()) };
-        if ForkWord::of_this_process().is_child() {
+        if self.fork.is_child() {
             return Ok(()); // The parent's.
         }
         with_relaxed_capture(&self.driver, || self.driver.api().destroy_context(context))

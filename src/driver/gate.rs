@@ -21,7 +21,7 @@ impl Gate {
     }
 
     #[inline]
-    fn pass<R>(
+    pub(super) fn pass<R>(
         &self,
         call: &'static str,
         make: impl FnOnce(&dyn DriverApi) -> Result<R, CallError>,
@@ -31,7 +31,7 @@ impl Gate {
     }
 
     /// As [`Self::pass`], for what may make the driver register its exit handler.
-    fn pass_first<R>(
+    pub(super) fn pass_first<R>(
         &self,
         call: &'static str,
         first: FirstUse,

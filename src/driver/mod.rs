@@ -26,6 +26,7 @@ mod ladder;
 mod ladder_tests;
 pub(crate) mod library;
 pub(crate) mod memory;
+mod memory_gate;
 mod process;
 pub(crate) mod runtime;
 mod runtime_table;
