@@ -1,10 +1,8 @@
 //! The settings of a pool, validated.
 
 use crate::error::Error;
+use crate::limits::default_max_pooled_bytes;
 use std::time::Duration;
-
-/// Idle bytes kept by default: 4 GiB.
-pub(crate) const DEFAULT_MAX_POOLED_BYTES: usize = 4 << 30;
 
 /// How long a block may lie on its shelf unneeded by default: longer than the pauses between the batches of
 /// most programs, and short enough that the memory of a burst comes back the same hour.
@@ -29,7 +27,7 @@ pub(crate) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            max_pooled_bytes: DEFAULT_MAX_POOLED_BYTES,
+            max_pooled_bytes: default_max_pooled_bytes(),
             max_registered_bytes: usize::MAX,
             // In a model a sleep with a timer would hide a wake-up that is lost.
             max_idle_time: (!cfg!(loom)).then_some(DEFAULT_MAX_IDLE_TIME),

@@ -15,7 +15,7 @@ const MAX_POOLED_BYTES: &str = "PINPOOL_MAX_POOLED_BYTES";
 
 static GLOBAL: OnceLock<PinnedPool> = OnceLock::new();
 
-/// The process-wide pool: [`Driver::auto`], 4 GiB of idle bytes and no ceiling on what is page-locked, or what
+/// The process-wide pool: [`Driver::auto`], at most 4 GiB of idle bytes and no ceiling on what is page-locked, or what
 /// [`init_global`] or the environment said before its first use.
 ///
 /// Never dropped, so nothing of it runs when the process exits; an explicit [`shutdown`] is for programs that
@@ -179,9 +179,9 @@ mod tests {
         assert_eq!(pool.max_pooled_bytes(), 0);
         let pool = from_environment(|_| Some("  ".into()), &mut unread);
         assert!(unread.is_empty(), "set to nothing is not set: {unread:?}");
-        assert_eq!(pool.max_pooled_bytes(), crate::config::DEFAULT_MAX_POOLED_BYTES);
+        assert_eq!(pool.max_pooled_bytes(), crate::limits::default_max_pooled_bytes());
         let pool = from_environment(|_| Some("nonsense".into()), &mut unread);
         assert_eq!(unread.len(), 2);
-        assert_eq!(pool.max_pooled_bytes(), crate::config::DEFAULT_MAX_POOLED_BYTES);
+        assert_eq!(pool.max_pooled_bytes(), crate::limits::default_max_pooled_bytes());
     }
 }

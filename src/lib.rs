@@ -31,7 +31,7 @@
 //! Bottom up; a file imports only from layers below its own, and a test checks it:
 //!
 //! 0: code_name error sync
-//! 1: os size_class zero pages config stats clock
+//! 1: os limits size_class zero pages config stats clock
 //! 2: driver stream raw_stream sim
 //! 3: contexts events notes regions fate block dirty
 //! 4: inbox bell pending boundary shelf queues sleepers pause
@@ -61,6 +61,7 @@ mod sync;
 
 mod clock;
 mod config;
+mod limits;
 mod os;
 mod pages;
 mod size_class;

@@ -52,7 +52,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Idle bytes kept, by default 4 GiB. 0 keeps nothing.
+    /// Idle bytes kept; 0 keeps nothing. By default 4 GiB, or a quarter of the memory that the process may have where
+    /// that is less: what the machine has, or what a control group (a container's limit, version 1 or 2) allows.
     ///
     /// Leave room for all that is idle at once: the buffers of every class that are in use at the busiest moment,
     /// times the class. With less, as many as fit are kept, and the others are plain memory at every take: the
