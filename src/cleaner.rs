@@ -18,7 +18,7 @@ use crate::block::{Fate, Quiescent, Ready, Retiring, Returned};
 use crate::driver::{Severity, exit};
 use crate::home::Home;
 use crate::lanes::{
-    ContextVerdict, Lane, Registered, ReleaseJob, context_lane, relax_captures, release_lane,
+    ContextVerdict, Lane, Registered, ReleaseJob, context_lane, relax_captures, release_lane, retire,
 };
 use crate::os::tune_background_thread;
 use crate::pending::Stage;
@@ -53,6 +53,8 @@ struct Cleaner {
     idle_since: Option<Instant>,
     idle_nap: Duration,
     ageing: Ageing,
+    next_backlog_look: Instant,
+    backlog_said: bool,
 }
 
 /// A block that a lane has.
@@ -87,6 +89,8 @@ impl Cleaner {
             idle_since: None,
             idle_nap: NAP_MIN,
             ageing: Ageing::new(&home),
+            next_backlog_look: home.clock.now(),
+            backlog_said: false,
             home,
         }
     }
@@ -115,7 +119,7 @@ impl Cleaner {
             self.finish_moved(block);
             self.look_around();
         }
-        self.age();
+        self.look_after_the_pool();
         self.home.progress.announce();
     }
 
@@ -361,11 +365,14 @@ impl Cleaner {
     /// Off the queue and to the release lane.
     fn retire(&mut self, block: Retiring) {
         let counts = self.home.counts.class(block.class());
-        if block.is_pinned() {
-            counts.retiring.add(1);
+        let pinned = block.is_pinned();
+        counts.retiring.of(pinned).add(1);
+        counts.settled[block.epoch()].of(pinned).add(1);
+        if !pinned && self.must_free_itself() {
+            retire(&self.home, block);
+        } else {
+            self.release.push(ReleaseJob::Retire(block));
         }
-        counts.settled[block.epoch()].of(block.is_pinned()).add(1);
-        self.release.push(ReleaseJob::Retire(block));
     }
 
     fn rest(&mut self) {

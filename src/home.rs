@@ -217,9 +217,7 @@ impl Home {
     }
 
     pub(crate) fn count_retiring(&self, block: &Ready) {
-        if block.is_pinned() {
-            self.counts.class(block.class()).retiring.add(1);
-        }
+        self.counts.class(block.class()).retiring.of(block.is_pinned()).add(1);
     }
 
     pub(crate) fn take_let_go(&self) -> Vec<Ready> {

@@ -325,16 +325,16 @@ pub(crate) fn retire(home: &Arc<Home>, block: Retiring) {
     let (class, bytes) = (block.class(), block.class().bytes());
     let counts = home.counts.class(class);
     match block.release(&home.driver) {
-        Released::Pageable => {}
+        Released::Pageable => counts.retiring.of(false).subtract(1),
         Released::Unregistered => {
             home.counts.unregistered(class);
-            counts.retiring.subtract(1);
+            counts.retiring.of(true).subtract(1);
         }
         Released::Quarantined(error) => {
             home.note_device_error(&error);
             counts.unregistration_failures.add(1);
             counts.quarantined.of(true).add(1);
-            counts.retiring.subtract(1);
+            counts.retiring.of(true).subtract(1);
             home.note_quarantine(|| format!("{bytes} bytes could not be unregistered: {error}"));
             tracing::debug!(%error, bytes, "memory is leaked: it could not be unregistered");
         }

@@ -76,8 +76,8 @@ pub(crate) struct ClassCounts {
     pub(crate) aged_out: Count,
     /// Freed after their return without being page-locked: the cap has no room for them.
     pub(crate) passed_over: Count,
-    /// Evicted and page-locked, not yet unregistered.
-    pub(crate) retiring: Count,
+    /// Let go, and not yet unregistered and unmapped.
+    pub(crate) retiring: Split,
     pub(crate) quarantined: Split,
     /// Page-locked ahead or by `take_pinned`, and on their way to a shelf or a caller.
     pub(crate) staging: Count,
@@ -166,7 +166,8 @@ impl ClassCounts {
             queued_pinned_buffers: minus(returned_pinned.wrapping_add(self.promoted.read()), settled_pinned),
             checked_out_buffers: minus(given, returned),
             checked_out_pinned_buffers: minus(given_pinned, returned_pinned),
-            retiring_buffers: self.retiring.read() as usize,
+            retiring_buffers: self.retiring.of(true).read() as usize,
+            freeing_buffers: self.retiring.of(false).read() as usize,
             staging_buffers: self.staging.read() as usize,
             quarantined_buffers: self.quarantined.total() as usize,
             quarantined_pinned_buffers: self.quarantined.of(true).read() as usize,
@@ -250,8 +251,28 @@ impl Counts {
             .fold(0, u64::wrapping_add)
     }
 
+    /// Bytes of pageable blocks that are let go and not yet unmapped.
+    pub(crate) fn freeing_bytes(&self) -> u64 {
+        self.bytes_of(|counts| counts.retiring.of(false).read())
+    }
+
+    /// Bytes of returned buffers that are not yet dealt with.
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        self.bytes_of(|counts| {
+            let settled = counts.settled_total();
+            let queued = counts.returned_total().wrapping_sub(settled);
+            if queued as i64 > 0 { queued } else { 0 }
+        })
+    }
+
+    fn bytes_of(&self, blocks: impl Fn(&ClassCounts) -> u64) -> u64 {
+        let classes = (0..CLASS_COUNT).map(SizeClass::at);
+        let bytes = classes.map(|class| blocks(self.class(class)).saturating_mul(class.bytes() as u64));
+        bytes.fold(0, u64::saturating_add)
+    }
+
     pub(crate) fn retiring_buffers(&self) -> u64 {
-        self.classes.iter().map(|class| class.retiring.read()).sum()
+        self.classes.iter().map(|class| class.retiring.of(true).read()).sum()
     }
 
     pub(crate) fn snapshot(&self, shelf: impl Fn(SizeClass) -> ShelfCounts) -> Stats {
@@ -297,6 +318,7 @@ impl Counts {
             queued_bytes: bytes(|class| class.queued_buffers),
             queued_pinned_bytes: bytes(|class| class.queued_pinned_buffers),
             retiring_bytes: bytes(|class| class.retiring_buffers),
+            freeing_bytes: bytes(|class| class.freeing_buffers),
             staging_bytes: bytes(|class| class.staging_buffers),
             held_bytes: 0,
             quarantined_bytes: bytes(|class| class.quarantined_buffers),

@@ -101,9 +101,7 @@ impl Cleaner {
         let pinned = block.is_pinned();
         counts.settled[block.epoch()].of(pinned).add(1);
         if driver_answers {
-            if pinned {
-                counts.retiring.add(1);
-            }
+            counts.retiring.of(pinned).add(1);
             retire(&self.home, block.retire());
         } else {
             counts.quarantined.of(pinned).add(1);
@@ -115,12 +113,15 @@ impl Cleaner {
     fn give_up_on_lanes(&mut self) {
         self.home.leave_lane();
         for job in self.release.take_unstarted() {
-            if let ReleaseJob::Retire(block) = job
-                && block.is_pinned()
-            {
-                let counts = self.home.counts.class(block.class());
-                counts.retiring.subtract(1);
-                counts.quarantined.of(true).add(1);
+            match job {
+                ReleaseJob::Retire(block) if block.is_pinned() => {
+                    let counts = self.home.counts.class(block.class());
+                    counts.retiring.of(true).subtract(1);
+                    counts.quarantined.of(true).add(1);
+                }
+                // The driver has no part in it.
+                ReleaseJob::Retire(block) => retire(&self.home, block),
+                ReleaseJob::Register(_) => {}
             }
         }
         tracing::warn!("a background thread did not leave the driver in time; what it holds is leaked");

@@ -15,6 +15,13 @@ const LOOKS: u32 = 16;
 /// While blocks of another class are passed over, a block is too old after this part of `max_idle_time`.
 const PRESSED: u32 = 8;
 
+/// How often the cleaner looks whether much waits for the device, and how much is much, whatever the cap.
+const BACKLOG_LOOK: Duration = Duration::from_secs(1);
+const BACKLOG_BYTES_MIN: u64 = 256 << 20;
+
+/// Pageable memory that may wait for the release lane to unmap it.
+const FREEING_BYTES_MAX: u64 = 256 << 20;
+
 /// What the cleaner knows of the age of what lies on the shelves.
 pub(super) struct Ageing {
     /// `None`: blocks may lie for ever.
@@ -34,25 +41,56 @@ impl Ageing {
 }
 
 impl Cleaner {
-    /// Lets go of what lay on its shelf for too long, bit by bit.
-    pub(super) fn age(&mut self) {
+    /// At the end of every pass: what has its own times.
+    pub(super) fn look_after_the_pool(&mut self) {
         let order = self.home.time_order();
         let now = self.home.clock.now();
         if let Some(max_idle) = self.ageing.max_idle
             && (now >= self.ageing.next_look || order.is_some())
         {
             self.ageing.next_look = now + (max_idle / LOOKS).max(TICK);
-            let passed_over = std::mem::take(&mut self.ageing.passed_over);
-            let Self { home, release, .. } = self;
-            let max_age = |class| max_age(max_idle, passed_over, class);
-            home.shelf.age_out(max_age, |block| {
-                home.count_retiring(&block);
-                release.push(ReleaseJob::Retire(block.retire()));
-            });
+            self.age(max_idle);
+        }
+        // A model has no use for it, and each number that it reads would be a switch of threads there.
+        if !cfg!(loom) && (now >= self.next_backlog_look || order.is_some()) {
+            self.next_backlog_look = now + BACKLOG_LOOK;
+            self.watch_backlog();
         }
         if let Some(order) = order {
             self.home.time_order_obeyed(order);
         }
+    }
+
+    /// Lets go of what lay on its shelf for too long, bit by bit.
+    fn age(&mut self, max_idle: Duration) {
+        let passed_over = std::mem::take(&mut self.ageing.passed_over);
+        let Self { home, release, .. } = self;
+        let max_age = |class| max_age(max_idle, passed_over, class);
+        home.shelf.age_out(max_age, |block| {
+            home.count_retiring(&block);
+            release.push(ReleaseJob::Retire(block.retire()));
+        });
+    }
+
+    /// Says when more waits for the device than the pool would ever keep: nothing but its callers bounds that.
+    fn watch_backlog(&mut self) {
+        let queued_bytes = self.home.counts.queued_bytes();
+        let cap_bytes = self.home.shelf.cap_bytes() as u64;
+        let is_much = queued_bytes > cap_bytes.max(BACKLOG_BYTES_MIN);
+        if is_much && !self.backlog_said {
+            tracing::warn!(
+                queued_bytes,
+                cap_bytes,
+                "returned buffers wait, and the device does not get done with them"
+            );
+        }
+        self.backlog_said = is_much;
+    }
+
+    /// Whether pageable memory is unmapped here and not on the release lane: that hangs in the driver, perhaps, while
+    /// callers go on and on.
+    pub(super) fn must_free_itself(&self) -> bool {
+        self.release.has_backlog() || self.home.counts.freeing_bytes() > FREEING_BYTES_MAX
     }
 
     /// Sleeps until rung, or until something on a shelf is too old.

@@ -59,8 +59,10 @@ pub struct Stats {
     pub queued_bytes: usize,
     /// Page-locked bytes dropped, not yet dealt with.
     pub queued_pinned_bytes: usize,
-    /// Evicted and not yet unregistered.
+    /// Page-locked, let go and not yet unregistered.
     pub retiring_bytes: usize,
+    /// Pageable, let go and not yet unmapped.
+    pub freeing_bytes: usize,
     /// Page-locked by `prewarm` or `take_pinned` and not yet on a shelf or with the caller.
     pub staging_bytes: usize,
     /// Held for a captured graph.
@@ -163,8 +165,10 @@ pub struct ClassStats {
     pub checked_out_buffers: usize,
     /// Guards alive whose memory is page-locked.
     pub checked_out_pinned_buffers: usize,
-    /// Evicted and not yet unregistered.
+    /// Page-locked, let go and not yet unregistered.
     pub retiring_buffers: usize,
+    /// Pageable, let go and not yet unmapped.
+    pub freeing_buffers: usize,
     /// Page-locked by `prewarm` or `take_pinned` and not yet on a shelf or with the caller.
     pub staging_buffers: usize,
     /// Deliberately leaked.
