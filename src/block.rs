@@ -86,6 +86,11 @@ macro_rules! common {
             pub(crate) fn is_pinned(&self) -> bool {
                 self.0.registered_in.is_some()
             }
+            /// Whether the context that it was registered in has ended, and the registration with it.
+            #[allow(dead_code)]
+            pub(crate) fn is_stranded(&self) -> bool {
+                self.0.registered_in.as_ref().is_some_and(|context| context.is_gone())
+            }
             #[allow(dead_code)]
             pub(crate) fn epoch(&self) -> usize {
                 usize::from(self.0.epoch)
@@ -354,6 +359,9 @@ impl Ready {
     }
 }
 
+/// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
+const NOT_REGISTERED: u32 = 713;
+
 /// What became of a block that was let go.
 #[derive(Debug)]
 pub(crate) enum Released {
@@ -361,6 +369,8 @@ pub(crate) enum Released {
     Pageable,
     /// It is unregistered and unmapped.
     Unregistered,
+    /// The registration vanished with its context. What that left of the pages nobody says, so they are leaked.
+    Vanished(CallError),
     /// The driver refused to unregister it, so its memory is leaked.
     Quarantined(CallError),
 }
@@ -373,8 +383,15 @@ impl Retiring {
         let pinned = registered_in.is_some();
         if pinned && let Err(error) = driver.api().unregister(base) {
             // `pages` is dropped here as `ManuallyDrop`: leaked, because a device may still reach it.
-            pages.leak();
-            return Released::Quarantined(error);
+            let stranded = registered_in.is_some_and(|context| context.is_gone());
+            match error.code() {
+                // The driver itself says that it is not registered, and the work has ended: an ordinary mapping.
+                NOT_REGISTERED if stranded => {}
+                _ => {
+                    pages.leak();
+                    return if stranded { Released::Vanished(error) } else { Released::Quarantined(error) };
+                }
+            }
         }
         if let Some(region) = region {
             regions::forget(region);

@@ -15,7 +15,8 @@ mod end;
 mod policies;
 
 use crate::block::{Fate, Quiescent, Ready, Retiring, Returned};
-use crate::driver::{Severity, exit};
+use crate::context_end;
+use crate::driver::exit;
 use crate::home::Home;
 use crate::lanes::{
     ContextVerdict, Lane, Registered, ReleaseJob, context_lane, relax_captures, release_lane, retire,
@@ -239,10 +240,11 @@ impl Cleaner {
     #[cold]
     fn wait_failed(&mut self, failure: Failure) {
         let Failure { class, id, context, error } = failure;
-        if self.home.note_device_error(&error) == Severity::Gone {
-            context.mark_gone();
-            self.home.contexts.forget_gone();
+        if context_end::has_ended(&self.home, &context, &error) {
+            // The work that the event stands for ended with the context.
+            return self.home.pending.event_complete(class, id);
         }
+        self.home.note_device_error(&error);
         if let Some(block) = self.home.pending.remove(class, id) {
             self.home.counts.class(class).wait_failures.add(1);
             tracing::debug!(%error, bytes = class.bytes(), "a recorded use could not be waited for");
@@ -277,7 +279,9 @@ impl Cleaner {
         let proof = block.proof();
         let block = block.settle(&self.home.driver, proof);
         let class = block.class();
-        if class.bytes() > self.home.shelf.cap_bytes() {
+        if block.is_stranded() {
+            self.let_go(block);
+        } else if class.bytes() > self.home.shelf.cap_bytes() {
             self.home.counts.class(class).passed_over.add(1);
             self.let_go(block);
         } else if block.is_pinned() || !self.can_register() {

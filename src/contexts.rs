@@ -16,6 +16,8 @@ use std::collections::VecDeque;
 /// A context that the pool has seen, with the pool's idle events in it.
 pub(crate) struct Context {
     pub(crate) handle: ContextHandle,
+    /// Tells it from a later context with the same handle; `None` where the driver has no such number.
+    pub(crate) id: Option<u64>,
     hold: Hold,
     /// Where it was learned: in a forked child it means nothing.
     fork: ForkWord,
@@ -43,9 +45,10 @@ enum Hold {
 }
 
 impl Context {
-    fn new(handle: ContextHandle, hold: Hold) -> Arc<Self> {
+    fn new(driver: &Driver, handle: ContextHandle, hold: Hold) -> Arc<Self> {
         Arc::new(Self {
             handle,
+            id: driver.api().context_id(handle).ok(),
             hold,
             fork: ForkWord::of_this_process(),
             gone: AtomicBool::new(false),
@@ -59,8 +62,9 @@ impl Context {
         self.gone.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn mark_gone(&self) {
-        self.gone.store(true, Ordering::Relaxed);
+    /// Whether the driver still binds it.
+    pub(crate) fn can_be_current(&self, driver: &Driver) -> bool {
+        with_current(driver, self.handle, || driver.api().current_device()).is_ok_and(|device| device.is_ok())
     }
 
     /// Waits for all work of the context (`cuCtxSynchronize`); blocks.
@@ -109,7 +113,7 @@ impl Contexts {
             Keep::Owner(owner) => Hold::Owner(Some(owner())),
             Keep::Caller => Hold::Borrowed,
         };
-        self.add(driver, Context::new(stream.context, hold))
+        self.add(driver, Context::new(driver, stream.context, hold))
     }
 
     /// A context that is or was a thread's current one; asks the driver whether it is a primary one.
@@ -121,7 +125,7 @@ impl Contexts {
             .and_then(|device| device)
             .map(|device| retain_if_active_and_same(driver, device, handle));
         match hold {
-            Ok(hold) => Some(self.add(driver, Context::new(handle, hold))),
+            Ok(hold) => Some(self.add(driver, Context::new(driver, handle, hold))),
             // The context went away between the drop and now, and its device work with it.
             Err(error) => {
                 tracing::debug!(%error, "a context that was seen current cannot be used");
@@ -145,7 +149,7 @@ impl Contexts {
             }
             if let Ok(handle) = driver.api().retain_primary(device) {
                 // Dropped by `add`, retain and all, if another thread learned it meanwhile.
-                drop(self.add(driver, Context::new(handle, Hold::Primary(device))));
+                drop(self.add(driver, Context::new(driver, handle, Hold::Primary(device))));
             }
         }
     }
@@ -215,18 +219,18 @@ impl Contexts {
         }
     }
 
-    /// Forgets contexts that the driver said are destroyed, so that a reused handle is learned afresh.
-    pub(crate) fn forget_gone(&self) {
-        let mut gone = Vec::new();
-        self.known.write().retain(|context| {
-            let keep = !context.is_gone();
-            if !keep {
-                gone.push(context.clone());
-            }
-            keep
-        });
-        // Their keepers go without a driver call: the retain went with the context.
-        drop(gone);
+    /// A context has ended: it is forgotten, so that its handle is learned afresh, and its retain is given up. False
+    /// when that was done before.
+    ///
+    /// A reset ends a primary context and releases nobody's retain of it; "it is safe for other modules to call
+    /// cuDevicePrimaryCtxRelease even after resetting the device" is NVIDIA's word.
+    pub(crate) fn end(&self, driver: &Driver, context: &Arc<Context>) -> bool {
+        if context.gone.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        self.known.write().retain(|known| !Arc::ptr_eq(known, context));
+        release_retain(driver, context);
+        true
     }
 
     fn find(&self, handle: ContextHandle) -> Option<Arc<Context>> {
@@ -267,11 +271,15 @@ impl Contexts {
         if let Err(error) = destroyed.and_then(|result| result) {
             tracing::debug!(%error, "events of the pool could not be destroyed");
         }
-        if let Hold::Primary(device) = context.hold
-            && let Err(error) = driver.api().release_primary(device)
-        {
-            tracing::debug!(%error, device, "a primary context could not be released");
-        }
+        release_retain(driver, &context);
+    }
+}
+
+fn release_retain(driver: &Driver, context: &Context) {
+    if let Hold::Primary(device) = context.hold
+        && let Err(error) = driver.api().release_primary(device)
+    {
+        tracing::debug!(%error, device, "a primary context could not be released");
     }
 }
 

@@ -92,7 +92,7 @@ impl Search<'_> {
                 self.home.pending.candidate(class, after, device_in_use, |block| self.fits(block))?;
             after = candidate.id;
             // Asked outside the lock; the answer counts only if the entry is still there afterwards.
-            if candidate.events.iter().all(|(event, _)| self.is_complete(*event))
+            if candidate.events.iter().all(|(event, context)| context.is_gone() || self.is_complete(*event))
                 && let Some(block) = self.home.pending.remove(class, candidate.id)
             {
                 return Some(block);
@@ -124,7 +124,11 @@ impl Search<'_> {
     /// pinned memory.
     fn fits(&self, block: &Returned) -> bool {
         let dirty_ok = !self.zeroed || block.dirty_bytes() <= self.home.settings.harvest_zero_limit_bytes;
-        let kind_ok = if block.is_pinned() { !self.home.is_lost() } else { !self.home.device_in_use() };
+        let kind_ok = if block.is_pinned() {
+            !self.home.is_lost() && !block.is_stranded()
+        } else {
+            !self.home.device_in_use()
+        };
         dirty_ok && kind_ok && matches!(block.fate(), Fate::Recorded | Fate::Proven | Fate::ContextsIdle)
     }
 
@@ -134,8 +138,8 @@ impl Search<'_> {
             // Without a record only a context-wide wait could say it, which is the cleaner's.
             Fate::Recorded if block.uses().is_empty() => !self.home.device_in_use(),
             Fate::Recorded => {
-                let events = block.uses().iter().map(|used| used.event);
-                events.into_iter().all(|event| self.is_complete(event))
+                // The work of a context that has ended is over, and its events are asked nothing.
+                block.uses().iter().all(|used| used.context.is_gone() || self.is_complete(used.event))
             }
             Fate::RecordFailed | Fate::Captured => false,
         }

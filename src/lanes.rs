@@ -9,6 +9,7 @@
 //! need, and where its thread cannot be started the cleaner does the work itself.
 
 use crate::block::{Quiescent, Released, Retiring, Returned};
+use crate::context_end;
 use crate::driver::{CaptureMode, Severity, exit};
 use crate::home::Home;
 use crate::inbox::LaneQueue;
@@ -330,6 +331,15 @@ pub(crate) fn retire(home: &Arc<Home>, block: Retiring) {
             home.counts.unregistered(class);
             counts.retiring.of(true).subtract(1);
         }
+        Released::Vanished(error) => {
+            home.counts.vanished(class);
+            counts.quarantined.of(false).add(1);
+            counts.retiring.of(true).subtract(1);
+            home.note_quarantine(|| {
+                format!("{bytes} bytes: the context that they were page-locked in has ended")
+            });
+            tracing::debug!(%error, bytes, "memory is leaked: its registration vanished with its context");
+        }
         Released::Quarantined(error) => {
             home.note_device_error(&error);
             counts.unregistration_failures.add(1);
@@ -389,16 +399,20 @@ fn synchronize_all(home: &Arc<Home>) -> bool {
         loop {
             home.counts.context_waits.add(1);
             match context.synchronize(&home.driver) {
-                Ok(()) => break,
+                Ok(()) => {
+                    // The handle may be another context's by now, and that one was waited for.
+                    context_end::look(home, &context);
+                    break;
+                }
                 // A capture stands in the way: the blocks wait until it is over.
                 Err(error) if Severity::of(&error) == Severity::Capture && !stop_is_overdue(home) => {
                     thread::sleep(nap);
                     nap = (nap * 2).min(std::time::Duration::from_millis(5));
                 }
+                // Its work ended with it.
+                Err(error) if context_end::has_ended(home, &context, &error) => break,
                 Err(error) => {
-                    if home.note_device_error(&error) == Severity::Gone {
-                        context.mark_gone();
-                    }
+                    home.note_device_error(&error);
                     tracing::debug!(%error, "a context could not be waited for");
                     all_idle = false;
                     break;
@@ -406,6 +420,5 @@ fn synchronize_all(home: &Arc<Home>) -> bool {
             }
         }
     }
-    home.contexts.forget_gone();
     all_idle
 }

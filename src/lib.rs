@@ -36,7 +36,7 @@
 //! 3: contexts events notes regions fate block dirty
 //! 4: inbox bell pending boundary shelf queues sleepers pause
 //! 5: home
-//! 6: registrar harvest buffer views waiting
+//! 6: context_end registrar harvest buffer views waiting
 //! 7: lanes
 //! 8: cleaner
 //! 9: pool pin backend
@@ -94,6 +94,7 @@ mod sleepers;
 mod home;
 
 mod buffer;
+mod context_end;
 mod harvest;
 mod registrar;
 mod views;

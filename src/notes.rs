@@ -9,7 +9,7 @@
 
 use crate::contexts::{Context, Contexts, with_current};
 use crate::driver::{Driver, StreamHandle};
-use crate::error::Error;
+use crate::error::{CallError, Error};
 use crate::events::{self, Use, with_relaxed_capture};
 use crate::stream::{Keep, StreamRef};
 use crate::sync::{Arc, Ordering, fixed, thread};
@@ -106,11 +106,13 @@ pub(crate) fn clear_waited(notes: &mut Notes, waited: &[Note]) {
 
 /// Blocks until the noted uses are done: by an event on a default stream, else by their contexts.
 ///
-/// `may_wait` is asked before a context-wide wait.
+/// `may_wait` is asked before a context-wide wait; `has_ended`, whether a failed one failed because the context, and its
+/// work with it, has ended.
 pub(crate) fn wait_for(
     driver: &Driver,
     notes: &[Note],
     may_wait: impl Fn() -> Result<(), Error>,
+    has_ended: impl Fn(&Arc<Context>, &CallError) -> bool,
 ) -> Result<(), Error> {
     let mut idle: SmallVec<[&Arc<Context>; 2]> = SmallVec::new();
     for note in notes {
@@ -120,7 +122,12 @@ pub(crate) fn wait_for(
             events::recycle(used);
         } else if !idle.iter().any(|context| Arc::ptr_eq(context, &note.context)) {
             may_wait()?;
-            with_relaxed_capture(driver, || note.context.synchronize(driver))?;
+            let waited = with_relaxed_capture(driver, || note.context.synchronize(driver));
+            if let Err(error) = waited
+                && !has_ended(&note.context, &error)
+            {
+                return Err(error.into());
+            }
             idle.push(&note.context);
         }
     }

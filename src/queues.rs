@@ -146,6 +146,11 @@ fn look(driver: &Driver, pending: &Pending, token: &Token, failed: &mut impl FnM
         // A taker harvested the block; its event may wait for something else by now.
         return Look::Over;
     }
+    if token.context.is_gone() {
+        // Its work ended with it, and the handle is nobody's, or another's.
+        pending.event_complete(token.class, token.id);
+        return Look::Over;
+    }
     match driver.api().query_event(token.event) {
         Ok(true) => {
             pending.event_complete(token.class, token.id);

@@ -1,8 +1,8 @@
 //! Page-locking one block: the ceiling, the context, the driver call, and what is counted.
 
 use crate::block::Quiescent;
-use crate::contexts::with_current;
-use crate::driver::Severity;
+use crate::context_end;
+use crate::contexts::{Context, with_current};
 use crate::error::CallError;
 use crate::home::Home;
 use crate::sync::{Arc, Instant};
@@ -46,6 +46,19 @@ impl std::fmt::Display for NotRegistered {
     }
 }
 
+/// A context to register in that has not ended; it is asked, because its handle may be another one's by now.
+fn living_context(home: &Arc<Home>) -> Option<Arc<Context>> {
+    loop {
+        if home.contexts.for_registration().is_none() {
+            home.contexts.learn_active_primaries(&home.driver);
+        }
+        let context = home.contexts.for_registration()?;
+        if !context_end::look(home, &context) {
+            return Some(context);
+        }
+    }
+}
+
 /// Page-locks a block in a context of the application. Blocks in the driver; for lanes and for calls
 /// that ask for it by name.
 ///
@@ -61,10 +74,7 @@ pub(crate) fn register(
     if let Some(error) = home.registration_pause() {
         return Err(NotRegistered::Paused(error));
     }
-    if home.contexts.for_registration().is_none() {
-        home.contexts.learn_active_primaries(&home.driver);
-    }
-    let context = home.contexts.for_registration().ok_or(NotRegistered::NoContext)?;
+    let context = living_context(home).ok_or(NotRegistered::NoContext)?;
     let bytes = block.class().bytes();
     let ceiling = home.settings.max_registered_bytes;
     if bytes > ceiling {
@@ -93,9 +103,8 @@ pub(crate) fn register(
         Err(error) => {
             home.counts.unreserve(bytes);
             home.counts.class(block.class()).registration_failures.add(1);
-            if home.note_device_error(&error) == Severity::Gone {
-                context.mark_gone();
-                home.contexts.forget_gone();
+            if !context_end::has_ended(home, &context, &error) {
+                home.note_device_error(&error);
             }
             tracing::debug!(%error, bytes, "page-locking was refused");
             Err(NotRegistered::Driver(error))

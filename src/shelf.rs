@@ -253,6 +253,33 @@ impl Shelf {
         }
     }
 
+    /// Evicts blocks whose registration vanished with its context, wherever they lie.
+    pub(crate) fn evict_stranded(&self, mut evicted: impl FnMut(Ready)) {
+        /// Blocks looked at under one hold of a lock that takers want.
+        const LOOKS: usize = 64;
+        let _budget = self.budget.lock();
+        for (index, shelf) in self.classes.iter().enumerate() {
+            let mut next = 0;
+            loop {
+                let mut blocks = shelf.blocks.lock();
+                let end = blocks.len().min(next + LOOKS);
+                // Takers take from the other end, and nobody puts any on while the budget is held.
+                let found = (next..end).find(|place| blocks[*place].block.is_stranded());
+                next = found.unwrap_or(end);
+                let Some(Shelved { block, pinned, .. }) = found.and_then(|place| blocks.remove(place)) else {
+                    if end >= blocks.len() {
+                        break;
+                    }
+                    continue;
+                };
+                shelf.count_pooled(pinned, |count| count - 1);
+                drop(blocks);
+                self.counts.class(SizeClass::at(index)).evictions.add(1);
+                evicted(block);
+            }
+        }
+    }
+
     /// Runs `look` while pooled bytes can only fall, so that what it adds up, class by class, is never above the cap.
     pub(crate) fn while_only_shrinking<R>(&self, look: impl FnOnce() -> R) -> R {
         let _budget = self.budget.lock();

@@ -236,6 +236,13 @@ impl Counts {
         self.unreserve(bytes);
     }
 
+    /// A registration vanished with its context; the call to undo it failed.
+    pub(crate) fn vanished(&self, class: SizeClass) {
+        self.class(class).unregistration_failures.add(1);
+        self.registered_bytes.fetch_sub(class.bytes(), Ordering::Relaxed);
+        self.unreserve(class.bytes());
+    }
+
     pub(crate) fn registered_bytes(&self) -> usize {
         self.registered_bytes.load(Ordering::Relaxed)
     }

@@ -4,6 +4,7 @@
 use super::flags::{CAPTURED, CAPTURED_WRITE, FOREIGN, Flags, NOTED, RECORDED, WRITES};
 use super::{GONE, PinnedBuffer};
 use crate::block::{Fate, Out};
+use crate::context_end;
 use crate::contexts::Context;
 use crate::dirty::Dirty;
 use crate::driver::{Driver, Severity};
@@ -40,8 +41,17 @@ impl PinnedBuffer {
             if stream.driver != pool {
                 return Err(pool.refusal(stream.driver));
             }
-            let context = home.contexts.of_stream(&home.driver, stream);
-            let used = events::record(&home.driver, context, stream)?;
+            let record = || {
+                let context = home.contexts.of_stream(&home.driver, stream);
+                (events::record(&home.driver, context.clone(), stream), context)
+            };
+            let used = match record() {
+                // Another context has its handle now, in which the events of the old one mean nothing.
+                (Err(Error::Driver(error)), context) if context_end::has_ended(home, &context, &error) => {
+                    record().0
+                }
+                (recorded, _) => recorded,
+            }?;
             if flags.has(NOTED) {
                 let mut notes = block.notes().lock();
                 notes::clear_covered(&home.driver, &mut notes, &used, stream.stream);
@@ -132,8 +142,15 @@ impl PinnedBuffer {
         let driver = &self.home.driver;
         with_relaxed_capture(driver, || {
             for used in uses {
-                if !events::is_complete(driver, used)? {
-                    return Ok(false);
+                if used.context.is_gone() {
+                    continue;
+                }
+                match events::is_complete(driver, used) {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(false),
+                    // Its work ended with its context.
+                    Err(error) if context_end::has_ended(&self.home, &used.context, &error) => {}
+                    Err(error) => return Err(error.into()),
                 }
             }
             Ok(true)
@@ -345,24 +362,24 @@ impl SlowWait {
             with_relaxed_capture(driver, || {
                 home.contexts.learn_active_primaries(driver);
                 // Each by itself: that one context is gone or lost says nothing of the work of another.
-                home.contexts.usable().iter().try_for_each(|context| synchronize_or_ended(&home, context))
+                let usable = home.contexts.usable();
+                let waited = usable.iter().map(|context| synchronize_or_ended(&home, context));
+                waited.fold(Ok(()), Result::and)
             })?;
-            home.contexts.forget_gone();
         } else {
-            notes::wait_for(driver, &notes, may_wait)?;
+            notes::wait_for(driver, &notes, may_wait, |context, error| {
+                context_end::has_ended(&home, context, error)
+            })?;
         }
         Ok(notes)
     }
 }
 
 /// Waits for a context, unless its work has ended for good.
-fn synchronize_or_ended(home: &Home, context: &Context) -> Result<(), CallError> {
+fn synchronize_or_ended(home: &Arc<Home>, context: &Arc<Context>) -> Result<(), CallError> {
     context.synchronize(&home.driver).or_else(|error| {
-        let severity = home.note_device_error(&error);
-        if severity == Severity::Gone {
-            context.mark_gone();
-        }
-        if severity.ends_all_work() { Ok(()) } else { Err(error) }
+        let ended = context_end::has_ended(home, context, &error);
+        if ended || home.note_device_error(&error) == Severity::Lost { Ok(()) } else { Err(error) }
     })
 }
 

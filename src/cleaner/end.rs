@@ -48,9 +48,8 @@ impl Cleaner {
             self.release.push(ReleaseJob::Retire(block.retire()));
         }
         self.end_lanes();
-        if home.counts.registered_bytes() == 0 {
-            home.contexts.release_unused(&home.driver);
-        }
+        // What is registered, or recorded by a guard that is out, keeps its context.
+        home.contexts.release_unused(&home.driver);
         // Returned after the order: this thread, which goes on for it, or the next one deals with it.
         for block in spared {
             home.inbox.push(block.class(), block);

@@ -3,6 +3,7 @@
 
 use super::{Cleaner, LaneKind};
 use crate::clock::TICK;
+use crate::context_end;
 use crate::home::Home;
 use crate::lanes::ReleaseJob;
 use crate::size_class::{CLASS_COUNT, SizeClass};
@@ -112,6 +113,10 @@ impl Cleaner {
         // After a look at the shelves alone it goes back to sleep at once.
         if rung {
             self.idle_since = None;
+            // While nothing was returned, nothing would have shown that a context has ended.
+            if self.home.device_in_use() {
+                context_end::look_at_all(&self.home);
+            }
         }
     }
 

@@ -141,6 +141,17 @@ impl DriverApi for CudaDriver {
         check("cuDevicePrimaryCtxRelease_v2", unsafe { (table.primary_release)(device) })
     }
 
+    fn context_id(&self, context: ContextHandle) -> Result<u64, CallError> {
+        let table = table("cuCtxGetId")?;
+        // Drivers before 12.0 lack it.
+        let Some(context_id) = table.context_id else { return Err(CallError::new("cuCtxGetId", NOT_FOUND)) };
+        let mut id = 0;
+        // SAFETY: cuCtxGetId writes one number; the context is one that the pool was shown, and which its
+        // keeper, or the caller's promise, keeps; of a destroyed one it says that it is.
+        check("cuCtxGetId", unsafe { context_id(context.0, &mut id) })?;
+        Ok(id)
+    }
+
     fn synchronize_context(&self) -> Result<(), CallError> {
         let table = table("cuCtxSynchronize")?;
         // SAFETY: cuCtxSynchronize takes nothing; without a current context it is an error.

@@ -90,6 +90,10 @@ impl Gate {
         self.pass("cuDevicePrimaryCtxRelease_v2", |driver| driver.release_primary(device))
     }
 
+    pub(crate) fn context_id(&self, context: ContextHandle) -> Result<u64, CallError> {
+        self.pass("cuCtxGetId", |driver| driver.context_id(context))
+    }
+
     pub(crate) fn synchronize_context(&self) -> Result<(), CallError> {
         self.pass("cuCtxSynchronize", |driver| driver.synchronize_context())
     }

@@ -283,6 +283,12 @@ pub(crate) trait DriverApi: DriverMemory + Send + Sync + fmt::Debug {
     /// `cuDevicePrimaryCtxRelease_v2`.
     fn release_primary(&self, device: i32) -> Result<(), CallError>;
 
+    /// `cuCtxGetId`: a number that no other context of the process ever has; 709 or 201 when the context has ended. A
+    /// driver that cannot say answers anything else.
+    fn context_id(&self, _context: ContextHandle) -> Result<u64, CallError> {
+        Err(CallError::new("cuCtxGetId", 801))
+    }
+
     /// `cuCtxSynchronize` of the current context; blocks.
     fn synchronize_context(&self) -> Result<(), CallError>;
 

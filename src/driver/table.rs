@@ -79,6 +79,7 @@ entry_points! {
     optional {
         stream_is_capturing = "cuStreamIsCapturing"(usize, *mut u32);
         stream_id = "cuStreamGetId"(usize, *mut u64);
+        context_id = "cuCtxGetId"(usize, *mut u64);
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(*mut u32);
         pointer_attributes = "cuPointerGetAttributes"(u32, *const u32, *const *mut u64, u64);
         host_alloc = "cuMemHostAlloc"(*mut usize, usize, u32);

@@ -9,8 +9,9 @@ use super::{Region, stats};
 use crate::block::Quiescent;
 use crate::cleaner;
 use crate::config::Settings;
+use crate::context_end;
 use crate::contexts::{Context, with_current};
-use crate::driver::{Driver, DriverIdentity, Severity};
+use crate::driver::{Driver, DriverIdentity};
 use crate::error::{CallError, Error};
 use crate::events::with_relaxed_capture;
 use crate::home::Home;
@@ -63,6 +64,8 @@ impl Caretaker {
     }
 
     fn context(&self, bytes: usize) -> Result<Arc<Context>, Error> {
+        // What is known of the caller's context may be about an earlier one with its handle.
+        context_end::look_at_all(&self.home);
         self.home.contexts.of_the_caller(self.driver()).ok_or_else(|| Error::NotPinned {
             bytes,
             reason: "no CUDA context is current on this thread and no primary context is active; create the \
@@ -83,10 +86,7 @@ impl Caretaker {
             match result.and_then(|result| result) {
                 Ok(()) => Ok(context),
                 Err(error) => {
-                    if Severity::of(&error) == Severity::Gone {
-                        context.mark_gone();
-                        self.home.contexts.forget_gone();
-                    }
+                    context_end::has_ended(&self.home, &context, &error);
                     Err(error.into())
                 }
             }

@@ -38,6 +38,7 @@ calls! {
     CtxGetDevice "cuCtxGetDevice";
     CtxSynchronize "cuCtxSynchronize";
     CtxGetApiVersion "cuCtxGetApiVersion";
+    CtxGetId "cuCtxGetId";
     MemGetInfo "cuMemGetInfo_v2";
     MemAlloc "cuMemAlloc_v2";
     MemFree "cuMemFree_v2";

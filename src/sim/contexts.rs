@@ -25,6 +25,10 @@ pub(super) struct Context {
 }
 
 impl Context {
+    pub(super) fn retains(&self) -> u32 {
+        self.retains
+    }
+
     pub(super) fn inactive_primary(device: i32) -> Self {
         Self {
             device,
@@ -249,6 +253,15 @@ impl Cuda {
         let asked = if context == 0 { thread.current.load(Ordering::Relaxed) } else { context };
         core.state.lock().live_context(asked)?;
         Ok(3020)
+    }
+
+    /// `cuCtxGetId`: a number that no other context ever has, also none that has the same handle later.
+    pub fn cu_ctx_get_id(&self, context: usize) -> Result<u64, u32> {
+        let core = self.core();
+        let thread = core.enter(Call::CtxGetId, 0)?;
+        let asked = if context == 0 { thread.current.load(Ordering::Relaxed) } else { context };
+        let found = core.state.lock().live_context(asked)?;
+        Ok((core.instance << 32) + found.epoch)
     }
 
     /// `cuThreadExchangeStreamCaptureMode`: sets the thread's mode (0 global, 1 thread-local, 2 relaxed), gives the old one.

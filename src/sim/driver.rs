@@ -110,6 +110,10 @@ impl DriverApi for SimDriver {
         named(Call::PrimaryRelease, released)
     }
 
+    fn context_id(&self, context: ContextHandle) -> Result<u64, CallError> {
+        named(Call::CtxGetId, self.cuda.cu_ctx_get_id(context.0))
+    }
+
     fn synchronize_context(&self) -> Result<(), CallError> {
         let done = self.make_unsafe_call(Call::CtxSynchronize, || self.cuda.cu_ctx_synchronize());
         named(Call::CtxSynchronize, done)

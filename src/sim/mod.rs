@@ -326,6 +326,12 @@ impl Sim {
         self.core().state.lock().preferences()
     }
 
+    /// How often a device's primary context is retained now, by whomever; 0 where there is no such device.
+    pub fn primary_retains(&self, device: i32) -> u32 {
+        let index = self.core().device_index(device);
+        index.map_or(0, |index| self.core().state.lock().contexts[index].retains())
+    }
+
     /// Events that exist and take the time (made without `CU_EVENT_DISABLE_TIMING`), which makes a record dearer.
     pub fn timed_events(&self) -> usize {
         self.core().state.lock().timed_events()

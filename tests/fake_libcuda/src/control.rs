@@ -196,6 +196,11 @@ impl Control {
         call!(self.fake_cuda_preferring() -> usize)
     }
 
+    /// How often a device's primary context is retained now, by whomever.
+    pub fn primary_retains(&self, device: i32) -> u32 {
+        call!(self.fake_cuda_primary_retains(device => i32) -> u32)
+    }
+
     /// Events that exist and take the time.
     pub fn timed_events(&self) -> usize {
         call!(self.fake_cuda_timed_events() -> usize)

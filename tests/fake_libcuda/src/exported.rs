@@ -126,6 +126,9 @@ controls! {
     /// How many managed allocations prefer a device.
     fn fake_cuda_preferring() -> usize { device::sim().preferred_devices().len() }
 
+    /// How often a device's primary context is retained now, by whomever.
+    fn fake_cuda_primary_retains(device: i32) -> u32 { device::sim().primary_retains(device) }
+
     /// Events that exist and take the time.
     fn fake_cuda_timed_events() -> usize { device::sim().timed_events() }
 

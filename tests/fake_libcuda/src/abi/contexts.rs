@@ -48,6 +48,7 @@ exports! { functions:
     };
     fn cuCtxGetDevice(device: *mut i32) |cuda| out(device, || cuda.cu_ctx_get_device());
     fn cuCtxSynchronize() |cuda| cuda.cu_ctx_synchronize();
+    fn cuCtxGetId(context: usize, id: *mut u64) |cuda| out(id, || cuda.cu_ctx_get_id(context));
     fn cuCtxGetApiVersion(context: usize, version: *mut u32) |cuda|
         out(version, || cuda.cu_ctx_get_api_version(context));
 
