@@ -201,6 +201,18 @@ impl SimBuffer {
         }
     }
 
+    /// Whether device memory begins with these bytes now; as [`read`](Self::read), without a copy.
+    ///
+    /// # Panics
+    /// When the context was ended meanwhile.
+    pub fn starts_with(&self, bytes: &[u8]) -> bool {
+        let range = self.context.cuda().core().state.lock().device_range(self.address, self.bytes);
+        match range {
+            Ok(range) => range.read(|contents| contents.starts_with(bytes)),
+            Err(code) => panic!("device memory is gone: {code}"),
+        }
+    }
+
     /// Size in bytes.
     pub fn len(&self) -> usize {
         self.bytes

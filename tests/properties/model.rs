@@ -328,5 +328,12 @@ impl Model {
                 };
             }
         }
+        if what == 1 {
+            // Where they stand among the others is not known either.
+            let shelved = self.blocks.iter_mut().filter(|block| block.class == class);
+            for block in shelved.filter(|block| matches!(block.place, Place::Shelved(_))) {
+                block.place = Place::Shelved(order);
+            }
+        }
     }
 }

@@ -21,3 +21,30 @@ fn without_a_device_a_block_that_one_taker_passed_over_is_there_for_the_next() {
         &[Take(Plain, 1), Drop(0, false), Take(Plain, 1), Take(Unzeroed, 1)],
     );
 }
+
+/// Two that were shelved together, of which one was trimmed: the other one is still the coldest.
+#[test]
+fn what_is_left_of_a_trimmed_pair_goes_before_what_was_shelved_later() {
+    replay(
+        Setup {
+            devices: 1,
+            reads_pageable: false,
+            cap: 16384,
+            ceiling: usize::MAX,
+            zero_limit: usize::MAX,
+            seed: 1,
+        },
+        &[
+            Take(Plain, 1),
+            Take(Plain, 1),
+            Drop(0, false),
+            Take(Plain, 1),
+            Drop(0, false),
+            Take(Plain, 1),
+            Prewarm(1, 1),
+            TrimTo(8192),
+            Settle,
+            SetCap(4096),
+        ],
+    );
+}
