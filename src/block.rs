@@ -8,11 +8,15 @@
 //! ```
 //!
 //! The body of a block keeps its pages in `ManuallyDrop`: a block that is lost on the way, by a panic
-//! or a bug, is leaked. Memory is unmapped in one place only, [`Retiring::release`], which first
-//! unregisters it and goes no further when that fails.
+//! or a bug, is leaked. Memory that was page-locked is given back in one place only, [`Retiring::release`], which
+//! first unregisters it and goes no further when that fails; memory of the driver's is freed by the driver there.
+
+#[cfg(test)]
+mod tests;
 
 use crate::contexts::Context;
 use crate::driver::{ContextHandle, Driver, HostAccess};
+use crate::driver_pages;
 use crate::error::CallError;
 use crate::events::{self, Use};
 pub(crate) use crate::fate::{Fate, Proof};
@@ -45,6 +49,8 @@ struct Body {
     fate: Fate,
     /// Which drain epoch counts the return.
     epoch: u8,
+    /// The pages are the driver's (`cuMemHostAlloc`), and page-locked for as long as there are any.
+    of_driver: bool,
     /// Which shutdown the return is later than.
     generation: u32,
     uses: Uses,
@@ -113,6 +119,7 @@ impl Out {
             class,
             fate: Fate::Recorded,
             epoch: 0,
+            of_driver: false,
             generation: 0,
             uses: Uses::new(),
             notes: Mutex::new(Notes::new()),
@@ -306,6 +313,24 @@ impl Quiescent {
         }
     }
 
+    /// Puts page-locked memory of the driver's in the place of the block's own pages, all zero; in the *current*
+    /// context, which must be the given one. After a refusal the block is as it was.
+    pub(crate) fn replace(&mut self, driver: &Driver, context: Arc<Context>) -> Result<(), CallError> {
+        debug_assert!(!self.is_pinned());
+        let pages = driver_pages::allocate(driver, self.0.class.bytes())?;
+        // Nobody else knows the memory yet, so this is early enough.
+        self.0.region = Some(regions::note(pages.base(), pages.bytes()));
+        let old = std::mem::replace(&mut self.0.pages, ManuallyDrop::new(pages));
+        driver.api().before_host_access(HostAccess::Unmap, old.base(), old.bytes());
+        drop(ManuallyDrop::into_inner(old));
+        self.0.registered_in = Some(context);
+        self.0.of_driver = true;
+        // What the driver left there is nobody's business.
+        self.0.dirty_bytes = self.0.class.bytes();
+        while self.zero_step(driver, self.0.class.bytes()) > 0 {}
+        Ok(())
+    }
+
     /// Faults the pages in, outside every driver lock.
     pub(crate) fn populate(&mut self) {
         self.0.pages.populate();
@@ -378,12 +403,17 @@ pub(crate) enum Released {
 impl Retiring {
     /// Unregisters and unmaps. May block in the driver.
     pub(crate) fn release(self, driver: &Driver) -> Released {
-        let Body { mut pages, registered_in, region, .. } = *self.0;
+        let Body { mut pages, registered_in, region, of_driver, .. } = *self.0;
         let (base, bytes) = (pages.base(), pages.bytes());
-        let pinned = registered_in.is_some();
-        if pinned && let Err(error) = driver.api().unregister(base) {
+        let unlocked = match &registered_in {
+            None => Ok(()),
+            // Freeing needs a context, unregistering does not.
+            Some(context) if of_driver => driver_pages::free(driver, context, &pages),
+            Some(_) => driver.api().unregister(base),
+        };
+        if let Err(error) = unlocked {
             // `pages` is dropped here as `ManuallyDrop`: leaked, because a device may still reach it.
-            let stranded = registered_in.is_some_and(|context| context.is_gone());
+            let stranded = registered_in.as_ref().is_some_and(|context| context.is_gone());
             match error.code() {
                 // The driver itself says that it is not registered, and the work has ended: an ordinary mapping.
                 NOT_REGISTERED if stranded => {}
@@ -396,46 +426,10 @@ impl Retiring {
         if let Some(region) = region {
             regions::forget(region);
         }
-        driver.api().before_host_access(HostAccess::Unmap, base, bytes);
+        if !of_driver {
+            driver.api().before_host_access(HostAccess::Unmap, base, bytes);
+        }
         drop(ManuallyDrop::into_inner(pages));
-        if pinned { Released::Unregistered } else { Released::Pageable }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn fresh(bytes: usize) -> Out {
-        let class = SizeClass::of(bytes).unwrap();
-        Out::fresh(Pages::map(class.bytes()).unwrap(), class)
-    }
-
-    #[test]
-    fn only_the_dirty_prefix_is_zeroed_and_only_then_is_it_ready() {
-        let driver = Driver::host_only();
-        let mut out = fresh(4 << 20);
-        out.slice_mut(4 << 20).fill(9);
-        let returned = out.give_back((1 << 20) + 5, None, 0, 0);
-        let quiescent = returned.settle(&driver, Proof::NothingOutstanding);
-        let mut quiescent = quiescent.into_ready(&driver).expect_err("dirty");
-        while quiescent.zero_step(&driver, (1 << 20) + 5) > 0 {}
-        let out = quiescent.into_ready(&driver).expect("clean").hand_out();
-        let bytes = out.slice(4 << 20);
-        assert!(bytes[..(1 << 20) + 5].iter().all(|byte| *byte == 0));
-        assert!(
-            bytes[(1 << 20) + 5..].iter().all(|byte| *byte == 9),
-            "bytes beyond the prefix are not touched"
-        );
-        let retiring = out.give_back(0, None, 0, 0).settle(&driver, Proof::NothingOutstanding).retire();
-        assert!(matches!(retiring.release(&driver), Released::Pageable));
-    }
-
-    #[test]
-    fn what_was_left_dirty_stays_dirty_for_the_next_return() {
-        let mut out = fresh(8192);
-        out.0.dirty_bytes = 5000;
-        let returned = out.give_back(10, None, 0, 0);
-        assert_eq!(returned.dirty_bytes(), 5000);
+        if registered_in.is_some() { Released::Unregistered } else { Released::Pageable }
     }
 }

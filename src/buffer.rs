@@ -73,9 +73,15 @@ impl PinnedBuffer {
         self.len
     }
 
-    /// Whether the memory is page-locked (registered with `cuMemHostRegister`).
+    /// Whether the memory is page-locked: registered with `cuMemHostRegister`, or allocated with
+    /// `cuMemHostAlloc` where registering is not supported ([`Backing`](crate::Backing)).
     ///
     /// Fixed from `take` to drop: a fresh buffer is pageable until its first return.
+    ///
+    /// Where a device goes by the host's page tables (attribute 100, as on Grace), page-locking adds nothing, and a
+    /// pool with [`Backing::Auto`](crate::Backing::Auto) skips it: this is false then, the copies are as fast all the
+    /// same, and [`Stats::backing`](crate::Stats::backing) says so. What `take_pinned` and `prewarm` page-lock by
+    /// name is page-locked there too.
     pub fn is_pinned(&self) -> bool {
         self.block().is_pinned()
     }

@@ -296,7 +296,10 @@ impl Cleaner {
     }
 
     fn can_register(&self) -> bool {
-        self.home.device_in_use() && !self.home.is_lost() && self.home.registration_pause().is_none()
+        self.home.device_in_use()
+            && !self.home.is_lost()
+            && !self.home.backing.locks_nothing()
+            && self.home.registration_pause().is_none()
     }
 
     fn registered(&mut self, result: Registered) {

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::limits::default_max_pooled_bytes;
+use std::fmt;
 use std::time::Duration;
 
 /// How long a block may lie on its shelf unneeded by default: longer than the pauses between the batches of
@@ -22,6 +23,7 @@ pub(crate) struct Settings {
     /// How long `shutdown` waits for device work before it quarantines what is left.
     pub(crate) shutdown_timeout: Duration,
     pub(crate) thread_name: String,
+    pub(crate) backing: Backing,
 }
 
 impl Default for Settings {
@@ -35,6 +37,7 @@ impl Default for Settings {
             harvest_wait_limit: Duration::from_micros(100),
             shutdown_timeout: Duration::from_secs(10),
             thread_name: "pinpool-cleaner".into(),
+            backing: Backing::Auto,
         }
     }
 }
@@ -56,6 +59,58 @@ impl Settings {
             });
         }
         Ok(())
+    }
+}
+
+/// What a pool page-locks; see [`PoolBuilder::backing`](crate::PoolBuilder::backing).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[non_exhaustive]
+pub enum Backing {
+    /// The pool's own pages where they can be registered; memory of the driver's where registering is not
+    /// supported (801, or the device says so); nothing where the device goes by the host's page tables, because
+    /// there is nothing to gain; and nothing where nothing works.
+    #[default]
+    Auto,
+    /// The pool's own pages, registered with the driver (`cuMemHostRegister`). A buffer keeps its address when it
+    /// is page-locked.
+    Registered,
+    /// Memory that the driver allocates page-locked (`cuMemHostAlloc`). A fresh buffer is still pageable; after its
+    /// first return one of these stands in its place.
+    HostPinned,
+}
+
+/// What a pool page-locks on this machine, as far as it knows: [`Stats::backing`](crate::Stats::backing).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[non_exhaustive]
+pub enum BackingInUse {
+    /// Nothing was page-locked yet.
+    #[default]
+    Undecided,
+    /// The pool's own pages, registered.
+    Registered,
+    /// Memory of the driver's, because registering is not supported or because the settings say so.
+    HostPinned,
+    /// Nothing by itself: the device goes by the host's page tables (attribute 100), so any memory is as good.
+    HostPageTables,
+    /// Nothing: the driver supports neither way.
+    Pageable,
+}
+
+impl BackingInUse {
+    /// By number.
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Undecided, Self::Registered, Self::HostPinned, Self::HostPageTables, Self::Pageable];
+}
+
+impl fmt::Display for BackingInUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            BackingInUse::Undecided => "nothing yet",
+            BackingInUse::Registered => "its own pages, registered",
+            BackingInUse::HostPinned => "memory of the driver's (cuMemHostAlloc)",
+            BackingInUse::HostPageTables => "nothing: the device goes by the host's page tables",
+            BackingInUse::Pageable => "nothing: the driver supports neither way",
+        })
     }
 }
 

@@ -6,6 +6,7 @@
 //! it; another context is kept by an owner that its binding gives, or by its caller's promise.
 
 use crate::driver::exit::Visit;
+use crate::driver::memory::Attribute;
 use crate::driver::{ContextHandle, Driver, EventHandle, KeepAlive};
 use crate::error::CallError;
 use crate::os::ForkWord;
@@ -32,6 +33,17 @@ pub(crate) struct Context {
     pub(crate) unwanted_events: Mutex<VecDeque<EventHandle>>,
     /// Whether the context's device reads pageable host memory itself; asked once.
     reads_pageable: OnceLock<bool>,
+    /// Asked once, before anything is registered in it.
+    registering: OnceLock<Registering>,
+}
+
+/// What a context's device says about registering host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Registering {
+    /// It can be done (attribute 99).
+    pub(crate) is_supported: bool,
+    /// It adds nothing: the device goes by the host's page tables (attribute 100).
+    pub(crate) is_needless: bool,
 }
 
 /// What keeps a context alive for us.
@@ -55,6 +67,7 @@ impl Context {
             idle_events: Mutex::default(),
             unwanted_events: Mutex::default(),
             reads_pageable: OnceLock::new(),
+            registering: OnceLock::new(),
         })
     }
 
@@ -70,6 +83,27 @@ impl Context {
     /// Waits for all work of the context (`cuCtxSynchronize`); blocks.
     pub(crate) fn synchronize(&self, driver: &Driver) -> Result<(), CallError> {
         with_current(driver, self.handle, || driver.api().synchronize_context()).and_then(|result| result)
+    }
+
+    /// Whether its handle still stands for it, as far as the driver can say: not ended, and no other in its place.
+    pub(crate) fn is_itself(&self, driver: &Driver) -> bool {
+        !self.is_gone() && self.id.is_none_or(|id| driver.api().context_id(self.handle) == Ok(id))
+    }
+
+    /// What its device says about registering. Where it cannot be asked, the first attempt tells.
+    pub(crate) fn registering(&self, driver: &Driver) -> Registering {
+        *self.registering.get_or_init(|| {
+            let asked = with_current(driver, self.handle, || {
+                let device = driver.api().current_device()?;
+                let has = |attribute| driver.api().attribute(attribute, device).map(|value| value != 0);
+                Ok(Registering {
+                    is_supported: has(Attribute::HostRegister)?,
+                    is_needless: has(Attribute::HostPageTables)?,
+                })
+            });
+            let unknown = Registering { is_supported: true, is_needless: false };
+            asked.and_then(|result| result).unwrap_or(unknown)
+        })
     }
 
     /// Whether it is a primary context on which the pool holds a retain of its own.

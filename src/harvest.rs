@@ -127,7 +127,7 @@ impl Search<'_> {
         let kind_ok = if block.is_pinned() {
             !self.home.is_lost() && !block.is_stranded()
         } else {
-            !self.home.device_in_use()
+            !self.home.device_in_use() || self.home.backing.locks_nothing()
         };
         dirty_ok && kind_ok && matches!(block.fate(), Fate::Recorded | Fate::Proven | Fate::ContextsIdle)
     }

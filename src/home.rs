@@ -2,6 +2,7 @@
 
 mod holds;
 
+use crate::backing::BackingState;
 use crate::bell::{Bell, Ring};
 use crate::block::{Ready, Returned};
 use crate::clock::Clock;
@@ -64,6 +65,7 @@ pub(crate) struct Home {
     cleaner_holds: AtomicUsize,
     cleaner_rests: AtomicBool,
     registrations: RegistrationPause,
+    pub(crate) backing: BackingState,
     pub(crate) clock: Arc<Clock>,
     /// How often a test let time pass, and how often the cleaner has looked since.
     time_orders: fixed::AtomicU64,
@@ -97,8 +99,10 @@ impl Home {
         let counts = Arc::new(Counts::default());
         let clock = Arc::new(Clock::default());
         let shelf = Shelf::new(settings.max_pooled_bytes, counts.clone(), clock.clone());
+        let backing = BackingState::new(settings.backing);
         Arc::new(Self {
             driver,
+            backing,
             settings,
             contexts: Contexts::default(),
             counts,
@@ -398,6 +402,9 @@ impl Home {
     pub(crate) fn stats(&self) -> Stats {
         let snapshot = || self.counts.snapshot(|class| self.shelf.counts(class));
         // A fork may have copied the lock as it was held.
-        if self.fork.is_child() { snapshot() } else { self.shelf.while_only_shrinking(snapshot) }
+        let mut stats =
+            if self.fork.is_child() { snapshot() } else { self.shelf.while_only_shrinking(snapshot) };
+        stats.backing = self.backing.in_use();
+        stats
     }
 }

@@ -303,14 +303,18 @@ pub(crate) fn release_lane(
                     retire(home, other.retire());
                 }
             };
-            give(match registrar::register(home, &mut block, evict) {
+            give(match registrar::register(home, &mut block, false, evict) {
                 Ok(()) => {
                     home.counts.class(class).promoted.add(1);
                     Registered::Pinned(block)
                 }
-                Err(NotRegistered::NoContext | NotRegistered::Paused(_) | NotRegistered::Lost) => {
-                    Registered::Unpinned(block)
-                }
+                Err(
+                    NotRegistered::NoContext
+                    | NotRegistered::Paused(_)
+                    | NotRegistered::Lost
+                    | NotRegistered::NotNeeded
+                    | NotRegistered::Impossible(_),
+                ) => Registered::Unpinned(block),
                 Err(NotRegistered::Ceiling) => {
                     home.counts.class(class).passed_over.add(1);
                     Registered::Refused(block)

@@ -33,7 +33,7 @@
 //! 0: code_name error sync
 //! 1: os limits size_class zero pages config stats clock
 //! 2: driver stream raw_stream sim
-//! 3: contexts events notes regions fate block dirty
+//! 3: contexts backing driver_pages events notes regions fate block dirty
 //! 4: inbox bell pending boundary shelf queues sleepers pause
 //! 5: home
 //! 6: context_end registrar harvest buffer views waiting
@@ -74,9 +74,11 @@ mod raw_stream;
 pub mod sim;
 mod stream;
 
+mod backing;
 mod block;
 mod contexts;
 mod dirty;
+mod driver_pages;
 mod events;
 mod fate;
 mod notes;
@@ -118,6 +120,7 @@ pub mod models;
 
 pub use backend::is_cuda_available;
 pub use buffer::PinnedBuffer;
+pub use config::{Backing, BackingInUse};
 pub use dirty::Writer;
 pub use driver::Driver;
 pub use error::{CallError, Error};

@@ -258,7 +258,7 @@ impl PinnedPool {
             if let Some(context) = home.driver.api().current_context() {
                 home.contexts.learn_current(&home.driver, context);
             }
-            registrar::register(home, &mut block, |bytes| {
+            registrar::register(home, &mut block, true, |bytes| {
                 let mut evicted = Vec::new();
                 // Asked for by name, so nobody's rest counts.
                 home.shelf.evict_pinned_of_others(class, bytes, Duration::ZERO, |other| evicted.push(other));

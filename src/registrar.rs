@@ -1,5 +1,6 @@
 //! Page-locking one block: the ceiling, the context, the driver call, and what is counted.
 
+use crate::backing::Plan;
 use crate::block::Quiescent;
 use crate::context_end;
 use crate::contexts::{Context, with_current};
@@ -18,6 +19,10 @@ pub(crate) enum NotRegistered {
     Paused(CallError),
     /// The device is lost for this process.
     Lost,
+    /// The device goes by the host's page tables, so it would add nothing.
+    NotNeeded,
+    /// The driver supports neither way.
+    Impossible(CallError),
     /// The driver refused.
     Driver(CallError),
 }
@@ -41,6 +46,13 @@ impl std::fmt::Display for NotRegistered {
                 "the device is lost: a call failed for good earlier in this process, and nothing is \
                  page-locked any more",
             ),
+            NotRegistered::NotNeeded => {
+                f.write_str("the device goes by the host's page tables, so page-locking would add nothing")
+            }
+            NotRegistered::Impossible(error) => write!(
+                f,
+                "the driver supports neither registering memory nor allocating it page-locked; it said {error}"
+            ),
             NotRegistered::Driver(error) => error.fmt(f),
         }
     }
@@ -60,12 +72,13 @@ fn living_context(home: &Arc<Home>) -> Option<Arc<Context>> {
 }
 
 /// Page-locks a block in a context of the application. Blocks in the driver; for lanes and for calls
-/// that ask for it by name.
+/// that ask for it `by_name`.
 ///
 /// `evict` makes room under the ceiling and is called at most once.
 pub(crate) fn register(
     home: &Arc<Home>,
     block: &mut Quiescent,
+    by_name: bool,
     evict: impl FnOnce(usize),
 ) -> Result<(), NotRegistered> {
     if home.is_lost() {
@@ -75,6 +88,11 @@ pub(crate) fn register(
         return Err(NotRegistered::Paused(error));
     }
     let context = living_context(home).ok_or(NotRegistered::NoContext)?;
+    let plan = match home.backing.plan(&home.driver, &context, by_name) {
+        Plan::NotNeeded => return Err(NotRegistered::NotNeeded),
+        Plan::Impossible(error) => return Err(NotRegistered::Impossible(error)),
+        plan => plan,
+    };
     let bytes = block.class().bytes();
     let ceiling = home.settings.max_registered_bytes;
     if bytes > ceiling {
@@ -89,13 +107,11 @@ pub(crate) fn register(
         }
     }
     let started = Instant::now();
-    block.populate();
-    let result = with_current(&home.driver, context.handle, || block.register(&home.driver, context.clone()))
-        .and_then(|result| result);
+    let result = page_lock(home, block, &context, plan);
     home.counts.class(block.class()).register_ns.add(started.elapsed().as_nanos() as u64);
-    home.note_registration(result.as_ref().map(|_| ()));
     match result {
         Ok(()) => {
+            home.note_registration(Ok(()));
             home.counts.registered(block.class());
             tracing::debug!(bytes, elapsed = ?started.elapsed(), "page-locked");
             Ok(())
@@ -107,7 +123,37 @@ pub(crate) fn register(
                 home.note_device_error(&error);
             }
             tracing::debug!(%error, bytes, "page-locking was refused");
+            if home.backing.locks_nothing() {
+                return Err(NotRegistered::Impossible(error));
+            }
+            home.note_registration(Err(&error));
             Err(NotRegistered::Driver(error))
+        }
+    }
+}
+
+/// As planned, or in the way that is left when that one is not supported.
+fn page_lock(
+    home: &Arc<Home>,
+    block: &mut Quiescent,
+    context: &Arc<Context>,
+    mut plan: Plan,
+) -> Result<(), CallError> {
+    let driver = &home.driver;
+    loop {
+        let locked = match plan {
+            Plan::Allocate => with_current(driver, context.handle, || block.replace(driver, context.clone())),
+            _ => {
+                block.populate();
+                with_current(driver, context.handle, || block.register(driver, context.clone()))
+            }
+        };
+        match locked.and_then(|locked| locked) {
+            Ok(()) => {
+                home.backing.worked(plan);
+                return Ok(());
+            }
+            Err(error) => plan = home.backing.instead_of(plan, &error).ok_or(error)?,
         }
     }
 }

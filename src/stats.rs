@@ -9,6 +9,7 @@ mod summary;
 
 pub use snapshot::{ClassStats, Stats};
 
+use crate::config::BackingInUse;
 use crate::size_class::{CLASS_COUNT, SizeClass};
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -299,6 +300,8 @@ impl Counts {
                 .fold(0, usize::saturating_add)
         };
         Stats {
+            // The home knows, and fills it in.
+            backing: BackingInUse::Undecided,
             hits: sum(|class| class.hits),
             unpinned_hits: sum(|class| class.unpinned_hits),
             misses: sum(|class| class.misses),

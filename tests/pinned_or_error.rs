@@ -117,14 +117,14 @@ fn the_ceiling() {
 #[test]
 fn the_drivers_refusal_and_the_pause_after_several() {
     let rig = Rig::new();
-    rig.sim.fail("cuMemHostRegister", Fault::always(801));
+    rig.sim.fail("cuMemHostRegister", Fault::always(2));
     for _ in 0..4 {
-        assert_not_pinned(&rig.pool, "cuMemHostRegister_v2: CUDA_ERROR_NOT_SUPPORTED (801)");
+        assert_not_pinned(&rig.pool, "cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (2)");
     }
     let asked = rig.sim.calls("cuMemHostRegister");
     assert_eq!(asked, 8, "after eight refusals in a row it pauses");
     assert_not_pinned(&rig.pool, "refused several times in a row, so page-locking pauses for some seconds");
-    assert_not_pinned(&rig.pool, "the last refusal was cuMemHostRegister_v2: CUDA_ERROR_NOT_SUPPORTED (801)");
+    assert_not_pinned(&rig.pool, "the last refusal was cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (2)");
     assert_eq!(rig.sim.calls("cuMemHostRegister"), asked, "while it pauses nothing is asked");
     assert_eq!(rig.assert_balanced().registration_failures, 8);
     rig.finish();

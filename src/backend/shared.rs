@@ -79,12 +79,20 @@ impl<K: Kind> Backend<K> {
     }
 
     /// Runs a driver call in the backend's context, with this thread's captures out of the way, and restores both.
+    ///
+    /// Not where the context has ended and another may have its handle: what was allocated in it has ended too, and
+    /// the driver may have given its address to somebody else.
     fn in_context<R>(&self, call: impl FnOnce() -> R) -> Result<R, CallError> {
+        const CONTEXT_IS_DESTROYED: u32 = 709;
         // It is `Some` for as long as anybody can call.
-        let handle = self.context.as_ref().map(|context| context.handle);
-        with_relaxed_capture(&self.driver, || match handle {
-            Some(handle) => with_current(&self.driver, handle, call),
-            None => Ok(call()),
+        let Some(context) = &self.context else {
+            return Err(CallError::new("cuCtxSetCurrent", CONTEXT_IS_DESTROYED));
+        };
+        with_relaxed_capture(&self.driver, || {
+            if !context.is_itself(&self.driver) {
+                return Err(CallError::new("cuCtxSetCurrent", CONTEXT_IS_DESTROYED));
+            }
+            with_current(&self.driver, context.handle, call)
         })
     }
 

@@ -2,7 +2,7 @@
 
 use super::PinnedPool;
 use crate::cleaner;
-use crate::config::Settings;
+use crate::config::{Backing, Settings};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::home::Home;
@@ -95,6 +95,13 @@ impl PoolBuilder {
     /// waits for the device.
     pub fn harvest_wait_limit(mut self, limit: Duration) -> Self {
         self.settings.harvest_wait_limit = limit;
+        self
+    }
+
+    /// What is page-locked: the pool's own pages, or memory of the driver's; by default whichever this machine
+    /// supports. [`Stats::backing`](crate::Stats::backing) says which it is.
+    pub fn backing(mut self, backing: Backing) -> Self {
+        self.settings.backing = backing;
         self
     }
 

@@ -1,5 +1,6 @@
 //! What a user reads: numbers of one moment, with their meaning.
 
+use crate::config::BackingInUse;
 use std::time::Duration;
 
 /// A snapshot of what a pool did and holds. Bytes are bytes of memory, not of requests.
@@ -21,7 +22,9 @@ pub struct Stats {
     pub returned: u64,
     /// Returned blocks that went to a shelf.
     pub recycled: u64,
-    /// Blocks page-locked (`cuMemHostRegister`).
+    /// What is page-locked on this machine: the pool's own pages, memory of the driver's, or nothing, and why.
+    pub backing: BackingInUse,
+    /// Blocks page-locked (`cuMemHostRegister`, or `cuMemHostAlloc` as [`backing`](Self::backing) says).
     pub registrations: u64,
     /// Refused page-lockings; the block stayed pageable and was freed.
     pub registration_failures: u64,

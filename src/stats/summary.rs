@@ -27,9 +27,10 @@ impl fmt::Display for Stats {
         )?;
         writeln!(
             f,
-            "page-locked: {} now, {} at most; {} registrations ({} refused) in {:.1?}, {} unregistrations ({} failed)",
+            "page-locked: {} now, {} at most, {}; {} registrations ({} refused) in {:.1?}, {} unregistrations ({} failed)",
             Bytes(self.registered_bytes),
             Bytes(self.peak_registered_bytes),
+            self.backing,
             self.registrations,
             self.registration_failures,
             self.register_time,

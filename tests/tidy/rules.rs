@@ -6,6 +6,7 @@ use crate::source::Source;
 const UNSAFE_FILES: &[&str] = &[
     "src/pages.rs",
     "src/zero.rs",
+    "src/driver_pages.rs",
     "src/os.rs",
     "src/driver/library.rs",
     "src/driver/cuda.rs",

@@ -1,0 +1,33 @@
+//! A block's states, without a pool.
+
+use super::*;
+
+fn fresh(bytes: usize) -> Out {
+    let class = SizeClass::of(bytes).unwrap();
+    Out::fresh(Pages::map(class.bytes()).unwrap(), class)
+}
+
+#[test]
+fn only_the_dirty_prefix_is_zeroed_and_only_then_is_it_ready() {
+    let driver = Driver::host_only();
+    let mut out = fresh(4 << 20);
+    out.slice_mut(4 << 20).fill(9);
+    let returned = out.give_back((1 << 20) + 5, None, 0, 0);
+    let quiescent = returned.settle(&driver, Proof::NothingOutstanding);
+    let mut quiescent = quiescent.into_ready(&driver).expect_err("dirty");
+    while quiescent.zero_step(&driver, (1 << 20) + 5) > 0 {}
+    let out = quiescent.into_ready(&driver).expect("clean").hand_out();
+    let bytes = out.slice(4 << 20);
+    assert!(bytes[..(1 << 20) + 5].iter().all(|byte| *byte == 0));
+    assert!(bytes[(1 << 20) + 5..].iter().all(|byte| *byte == 9), "bytes beyond the prefix are not touched");
+    let retiring = out.give_back(0, None, 0, 0).settle(&driver, Proof::NothingOutstanding).retire();
+    assert!(matches!(retiring.release(&driver), Released::Pageable));
+}
+
+#[test]
+fn what_was_left_dirty_stays_dirty_for_the_next_return() {
+    let mut out = fresh(8192);
+    out.0.dirty_bytes = 5000;
+    let returned = out.give_back(10, None, 0, 0);
+    assert_eq!(returned.dirty_bytes(), 5000);
+}
