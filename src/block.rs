@@ -14,12 +14,15 @@
 #[cfg(test)]
 mod tests;
 
+mod returned;
+
 use crate::contexts::Context;
 use crate::driver::{ContextHandle, Driver, HostAccess};
 use crate::driver_pages;
 use crate::error::CallError;
-use crate::events::{self, Use};
+use crate::events::Use;
 pub(crate) use crate::fate::{Fate, Proof};
+use crate::holds::BlockHolds;
 use crate::notes::Notes;
 use crate::pages::Pages;
 use crate::regions;
@@ -56,6 +59,8 @@ struct Body {
     uses: Uses,
     /// Behind a lock, because an integration notes a read of the device through a shared reference.
     notes: Mutex<Notes>,
+    /// The graphs that may use it at any replay; behind a lock for the same reason.
+    holds: Mutex<BlockHolds>,
     returned_at: Option<Instant>,
     /// The name of the pages in the record of page-locked regions, while they are registered.
     region: Option<regions::Token>,
@@ -123,6 +128,7 @@ impl Out {
             generation: 0,
             uses: Uses::new(),
             notes: Mutex::new(Notes::new()),
+            holds: Mutex::default(),
             returned_at: None,
             region: None,
         }))
@@ -143,6 +149,11 @@ impl Out {
     /// Noted uses; the guard's flags say whether there are any.
     pub(crate) fn notes(&self) -> &Mutex<Notes> {
         &self.0.notes
+    }
+
+    /// The graphs that it was captured into; the guard's flags say whether there are any.
+    pub(crate) fn holds(&self) -> &Mutex<BlockHolds> {
+        &self.0.holds
     }
 
     pub(crate) fn take_notes(&mut self) -> Notes {
@@ -219,70 +230,6 @@ impl Out {
     pub(crate) fn never_handed_out(self) -> Quiescent {
         debug_assert!(self.0.uses.is_empty());
         Quiescent(self.0)
-    }
-}
-
-impl Returned {
-    pub(crate) fn uses(&self) -> &Uses {
-        &self.0.uses
-    }
-
-    pub(crate) fn fate(&self) -> Fate {
-        self.0.fate
-    }
-
-    pub(crate) fn seen_context(&self) -> Option<ContextHandle> {
-        self.0.seen_context
-    }
-
-    pub(crate) fn dirty_bytes(&self) -> usize {
-        self.0.dirty_bytes
-    }
-
-    /// Every context that may hold work of the block was synchronised after its return.
-    pub(crate) fn contexts_are_idle(&mut self) {
-        self.0.fate = Fate::ContextsIdle;
-    }
-
-    /// What a block that is done may be settled by.
-    pub(crate) fn proof(&self) -> Proof {
-        match self.0.fate {
-            Fate::Proven => Proof::NothingOutstanding,
-            Fate::ContextsIdle => Proof::ContextsIdle,
-            Fate::Recorded | Fate::RecordFailed | Fate::Captured => Proof::EventsComplete,
-        }
-    }
-
-    pub(crate) fn generation(&self) -> u32 {
-        self.0.generation
-    }
-
-    pub(crate) fn stamp(&mut self, now: Instant) {
-        self.0.returned_at = Some(now);
-    }
-
-    pub(crate) fn returned_at(&self) -> Option<Instant> {
-        self.0.returned_at
-    }
-
-    /// The only way to [`Quiescent`]; events that the proof covers go back to their pools.
-    pub(crate) fn settle(mut self, driver: &Driver, proof: Proof) -> Quiescent {
-        for used in std::mem::take(&mut self.0.uses) {
-            match proof {
-                Proof::EventsComplete => events::recycle(used),
-                Proof::ContextsIdle | Proof::NothingOutstanding => events::discard(driver, used),
-            }
-        }
-        self.0.fate = Fate::Recorded;
-        self.0.seen_context = None;
-        self.0.returned_at = None;
-        Quiescent(self.0)
-    }
-
-    /// Leaks the block with its events; the caller counts it.
-    pub(crate) fn quarantine(mut self) {
-        self.0.pages.leak();
-        std::mem::forget(self.0);
     }
 }
 

@@ -1,6 +1,8 @@
 //! The guard: what runs on a caller's thread between take and drop.
 
+mod captured;
 mod flags;
+mod noted;
 mod uses;
 
 use crate::block::{Fate, Out};

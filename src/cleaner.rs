@@ -12,6 +12,7 @@
 //! It never blocks in the driver: what may block is a lane's (`lanes.rs`).
 
 mod end;
+mod held;
 mod policies;
 
 use crate::block::{Fate, Quiescent, Ready, Retiring, Returned};
@@ -27,6 +28,7 @@ use crate::queues::{Failure, Queues};
 use crate::shelf::Placed;
 use crate::size_class::SizeClass;
 use crate::sync::{Arc, Instant, thread};
+use held::ForGraphs;
 use policies::Ageing;
 use std::time::Duration;
 
@@ -50,6 +52,7 @@ struct Cleaner {
     contexts: Lane<Returned, ContextVerdict>,
     /// What the lanes hold of the queue, for the books of a shutdown that cannot wait for them.
     with_lanes: Vec<Held>,
+    for_graphs: ForGraphs,
     relaxed: bool,
     idle_since: Option<Instant>,
     idle_nap: Duration,
@@ -86,6 +89,7 @@ impl Cleaner {
             release: Lane::new(home.clone(), "release", release_lane),
             contexts: Lane::new(home.clone(), "contexts", context_lane),
             with_lanes: Vec::new(),
+            for_graphs: ForGraphs::default(),
             relaxed: false,
             idle_since: None,
             idle_nap: NAP_MIN,
@@ -138,6 +142,7 @@ impl Cleaner {
             self.context_verdict(verdict);
         }
         self.ingest();
+        self.look_at_held();
         self.poll();
         if self.home.sleepers.any() {
             self.home.sleepers.wake_due();
@@ -172,6 +177,7 @@ impl Cleaner {
             self.home.contexts.learn_current(&self.home.driver, seen);
         }
         match block.fate() {
+            Fate::Captured if block.is_held() => self.hold(block),
             Fate::Captured => {
                 self.quarantine(block, "its copy was captured into a graph, which may read it again")
             }

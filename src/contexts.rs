@@ -7,7 +7,7 @@
 
 use crate::driver::exit::Visit;
 use crate::driver::memory::Attribute;
-use crate::driver::{ContextHandle, Driver, EventHandle, KeepAlive};
+use crate::driver::{ContextHandle, Driver, EventHandle, KeepAlive, with_relaxed_capture};
 use crate::error::CallError;
 use crate::os::ForkWord;
 use crate::stream::{Keep, StreamRef};
@@ -143,7 +143,9 @@ impl Contexts {
             return context;
         }
         let hold = match &stream.keep {
-            Keep::Primary(device) => retain_if_same(driver, *device, stream.context),
+            Keep::Primary(device) => {
+                with_relaxed_capture(driver, || retain_if_same(driver, *device, stream.context))
+            }
             Keep::Owner(owner) => Hold::Owner(Some(owner())),
             Keep::Caller => Hold::Borrowed,
         };

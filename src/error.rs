@@ -54,7 +54,8 @@ pub enum Error {
         /// What is wrong, and what is accepted.
         problem: String,
     },
-    /// Only a context-wide wait could say whether the device is done with the buffer, and such waits are held.
+    /// Only a context-wide wait could say whether the device is done with the buffer, and such waits are held, or
+    /// would break a capture that the pool knows of.
     ContextWaitsHeld,
     /// A range does not lie in the buffer.
     Range {
@@ -120,8 +121,9 @@ impl fmt::Display for Error {
             ),
             Error::Setting { name, problem } => write!(f, "{name}: {problem}"),
             Error::ContextWaitsHeld => f.write_str(
-                "only a wait for a whole context could say whether the device is done with the buffer, and \
-                 `hold_context_waits` forbids those now; a use that was recorded needs none",
+                "only a wait for a whole context could say whether the device is done with the buffer, and that is \
+                 not possible now: `hold_context_waits` forbids it, or a stream of the context captures a graph, \
+                 which it would break; a use that was recorded needs none",
             ),
             Error::Range { start, end, len } => {
                 write!(f, "the range {start}..{end} does not lie in the {len} elements of the buffer")

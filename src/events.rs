@@ -5,7 +5,8 @@
 //! (the driver answers 400, and a pool that goes on regardless reuses memory in flight).
 
 use crate::contexts::{Context, with_current};
-use crate::driver::{CaptureMode, Driver, EventHandle, StreamHandle};
+pub(crate) use crate::driver::with_relaxed_capture;
+use crate::driver::{Driver, EventHandle, StreamHandle};
 use crate::error::{CallError, Error};
 use crate::stream::StreamRef;
 use crate::sync::{Arc, Ordering, fixed, push_reserved};
@@ -63,7 +64,9 @@ fn record_event(driver: &Driver, context: &Context, stream: StreamHandle) -> Res
     let event = match pooled.or_else(|| revive(driver, context)) {
         Some(event) => event,
         // Created in the current context, which must be the stream's: a foreign event is refused (400).
-        None => with_current(driver, context.handle, || driver.api().create_event())??,
+        None => with_relaxed_capture(driver, || {
+            with_current(driver, context.handle, || driver.api().create_event())
+        })??,
     };
     record_or_return(driver, context, event, stream)?;
     Ok(event)
@@ -123,22 +126,6 @@ fn revive(driver: &Driver, context: &Context) -> Option<EventHandle> {
             None
         }
     }
-}
-
-/// Runs `action` with the calling thread's captures out of the way, and restores the thread's mode.
-///
-/// A query made in the default mode while a stream captures is refused (900) and invalidates the
-/// application's capture, even from another thread.
-pub(crate) fn with_relaxed_capture<R>(driver: &Driver, action: impl FnOnce() -> R) -> R {
-    let before = driver.api().exchange_capture_mode(CaptureMode::Relaxed);
-    let result = action();
-    if let Ok(mode) = before
-        && mode != CaptureMode::Relaxed
-        && let Err(error) = driver.api().exchange_capture_mode(mode)
-    {
-        tracing::debug!(%error, "a thread's capture mode could not be restored");
-    }
-    result
 }
 
 fn next_sequence() -> u64 {

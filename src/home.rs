@@ -5,6 +5,7 @@ mod holds;
 use crate::backing::BackingState;
 use crate::bell::{Bell, Ring};
 use crate::block::{Ready, Returned};
+use crate::captures::Captures;
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::contexts::Contexts;
@@ -49,6 +50,7 @@ pub(crate) struct Home {
     pub(crate) inbox: Box<Inbox<Returned>>,
     pub(crate) settings: Settings,
     pub(crate) contexts: Contexts,
+    pub(crate) captures: Arc<Captures>,
     pub(crate) counts: Arc<Counts>,
     pub(crate) pending: Pending,
     pub(crate) progress: Progress,
@@ -61,7 +63,6 @@ pub(crate) struct Home {
     closing: AtomicBool,
     /// Tasks that wait for a buffer.
     pub(crate) sleepers: Sleepers,
-    context_wait_holds: AtomicUsize,
     cleaner_holds: AtomicUsize,
     cleaner_rests: AtomicBool,
     registrations: RegistrationPause,
@@ -101,6 +102,7 @@ impl Home {
         let shelf = Shelf::new(settings.max_pooled_bytes, counts.clone(), clock.clone());
         let backing = BackingState::new(settings.backing);
         Arc::new(Self {
+            captures: Captures::of(&driver),
             driver,
             backing,
             settings,
@@ -121,7 +123,6 @@ impl Home {
             stop: Mutex::default(),
             closing: AtomicBool::new(false),
             sleepers: Sleepers::default(),
-            context_wait_holds: AtomicUsize::new(0),
             cleaner_holds: AtomicUsize::new(0),
             cleaner_rests: AtomicBool::new(false),
             registrations: RegistrationPause::default(),

@@ -10,6 +10,7 @@
 
 use crate::block::{Quiescent, Released, Retiring, Returned};
 use crate::context_end;
+use crate::contexts::Context;
 use crate::driver::{CaptureMode, Severity, exit};
 use crate::home::Home;
 use crate::inbox::LaneQueue;
@@ -25,6 +26,8 @@ const SLOTS: usize = if cfg!(loom) { 1 } else { 1024 };
 /// What was in use so lately is not let go for the ceiling: two classes that take turns would be page-locked and
 /// let go at every turn.
 const REST_UNDER_CEILING: Duration = Duration::from_secs(1);
+/// How often a lane that waits looks whether its waits are still forbidden.
+const LOOK_AT_HOLD_EVERY: Duration = Duration::from_millis(100);
 
 /// What a lane is told.
 enum Job<T> {
@@ -375,24 +378,38 @@ pub(crate) fn context_lane(
     more: &dyn Fn() -> Option<Returned>,
     give: &dyn Fn(ContextVerdict),
 ) {
-    // While the application captures where the pool cannot see it, the blocks wait.
-    home.progress.wait_until(None, || !home.context_waits_are_held() || home.stop_deadline().is_some());
-    if let Some(deadline) = home.stop_deadline() {
-        // At the end of the pool, too, it may last as long as the pool may wait.
-        home.progress.wait_until(Some(deadline), || !home.context_waits_are_held());
-    }
-    let held = home.context_waits_are_held();
-    // Only now: whatever waits at this moment was returned before the wait begins.
+    // Whatever waits at this moment was returned before the wait begins.
     let mut batch = vec![first];
     while let Some(block) = more() {
         batch.push(block);
     }
-    let idle = !held && synchronize_all(home);
+    let idle = synchronize_all(home);
     batch.into_iter().for_each(|block| give(ContextVerdict { block, idle }));
 }
 
 fn stop_is_overdue(home: &Home) -> bool {
     home.stop_deadline().is_some_and(|deadline| Instant::now() >= deadline)
+}
+
+/// While the application captures, or says that it does, the blocks wait; at the end of the pool as long as the pool
+/// may wait. False when it may not wait for the context even then.
+fn may_wait_for(home: &Home, context: &Context) -> bool {
+    let mut nap = Duration::from_micros(50);
+    loop {
+        if home.context_waits_are_held() {
+            // A hold of this pool's ends with an announcement, one of another pool's does not.
+            let in_a_while = Instant::now() + LOOK_AT_HOLD_EVERY;
+            home.progress.wait_until(Some(in_a_while), || !home.context_waits_are_held());
+        } else if home.captures.may_forbid_wait_for(&home.driver, context) {
+            thread::sleep(nap);
+            nap = (nap * 2).min(Duration::from_millis(5));
+        } else {
+            return true;
+        }
+        if stop_is_overdue(home) {
+            return false;
+        }
+    }
 }
 
 fn synchronize_all(home: &Arc<Home>) -> bool {
@@ -401,6 +418,11 @@ fn synchronize_all(home: &Arc<Home>) -> bool {
     for context in home.contexts.usable() {
         let mut nap = std::time::Duration::from_micros(50);
         loop {
+            if !may_wait_for(home, &context) {
+                tracing::debug!("a context is not waited for at the end: it would break a capture");
+                all_idle = false;
+                break;
+            }
             home.counts.context_waits.add(1);
             match context.synchronize(&home.driver) {
                 Ok(()) => {

@@ -33,7 +33,7 @@
 //! 0: code_name error sync
 //! 1: os limits size_class zero pages config stats clock
 //! 2: driver stream raw_stream sim
-//! 3: contexts backing driver_pages events notes regions fate block dirty
+//! 3: contexts backing driver_pages holds captures events notes regions fate block dirty
 //! 4: inbox bell pending boundary shelf queues sleepers pause
 //! 5: home
 //! 6: context_end registrar harvest buffer views waiting
@@ -76,11 +76,13 @@ mod stream;
 
 mod backing;
 mod block;
+mod captures;
 mod contexts;
 mod dirty;
 mod driver_pages;
 mod events;
 mod fate;
+mod holds;
 mod notes;
 pub mod regions;
 
@@ -128,6 +130,7 @@ pub use global::{
     clear, drain, global, init_global, max_pooled_bytes, prewarm, set_max_pooled_bytes, shutdown, stats,
     take, take_exact, take_pinned, take_unzeroed, trim_to, try_take,
 };
+pub use holds::GraphHold;
 #[cfg(feature = "cudarc")]
 pub use interop::{Pending, check_cudarc, copy_h2d_async};
 #[cfg(feature = "sim")]

@@ -111,7 +111,7 @@ pub(crate) fn clear_waited(notes: &mut Notes, waited: &[Note]) {
 pub(crate) fn wait_for(
     driver: &Driver,
     notes: &[Note],
-    may_wait: impl Fn() -> Result<(), Error>,
+    may_wait: impl Fn(&Context) -> Result<(), Error>,
     has_ended: impl Fn(&Arc<Context>, &CallError) -> bool,
 ) -> Result<(), Error> {
     let mut idle: SmallVec<[&Arc<Context>; 2]> = SmallVec::new();
@@ -121,7 +121,7 @@ pub(crate) fn wait_for(
             nap_until(|| Ok(with_relaxed_capture(driver, || events::is_complete(driver, &used))?))?;
             events::recycle(used);
         } else if !idle.iter().any(|context| Arc::ptr_eq(context, &note.context)) {
-            may_wait()?;
+            with_relaxed_capture(driver, || may_wait(&note.context))?;
             let waited = with_relaxed_capture(driver, || note.context.synchronize(driver));
             if let Err(error) = waited
                 && !has_ended(&note.context, &error)
@@ -142,6 +142,7 @@ pub(crate) fn record_default_stream(driver: &Driver, note: &Note) -> Result<Use,
         context: context.handle,
         stream: StreamHandle(0),
         keep: Keep::Caller,
+        watch: None,
     };
     events::record(driver, context, &stream)
 }

@@ -326,10 +326,10 @@ impl PinnedPool {
         !self.home().is_over() && self.home().drain(timeout)
     }
 
-    /// While the returned guard lives, the pool makes no context-wide wait (`cuCtxSynchronize`).
+    /// While the returned guard lives, no pool of this driver makes a context-wide wait (`cuCtxSynchronize`).
     ///
-    /// For captures of CUDA graphs on streams that the pool has never seen: such a wait would
-    /// invalidate them. Buffers dropped without a record wait meanwhile.
+    /// For captures of CUDA graphs on streams that no pool was ever shown: such a wait would invalidate them. Buffers
+    /// dropped without a record wait meanwhile.
     pub fn hold_context_waits(&self) -> ContextWaitHold {
         self.home().hold_context_waits();
         ContextWaitHold { home: self.home().clone() }

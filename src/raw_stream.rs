@@ -66,6 +66,6 @@ impl AsStreamRef for RawStream {
                 (DriverIdentity::RUNTIME, runtime::context_of_device(device), Keep::Primary(device))
             }
         };
-        look(&StreamRef { driver, context, stream: StreamHandle(self.stream), keep })
+        look(&StreamRef { driver, context, stream: StreamHandle(self.stream), keep, watch: None })
     }
 }

@@ -70,6 +70,10 @@ pub(crate) struct ClassCounts {
     pub(crate) promoted: Count,
     /// Returned blocks that are dealt with (shelved, harvested, freed, evicted, quarantined), by epoch and kind.
     pub(crate) settled: [Split; 2],
+    /// Settled because a graph held them, and queued again since it is gone; by epoch and kind.
+    pub(crate) resumed: [Split; 2],
+    /// Dropped, and held for a captured graph.
+    pub(crate) held: Split,
     /// Blocks that the cleaner put on the shelf.
     pub(crate) recycled: Count,
     pub(crate) evictions: Count,
@@ -135,6 +139,8 @@ impl ClassCounts {
         let settled_pinned = Self::by_kind(&self.settled, true);
         let returned = self.returned_total();
         let returned_pinned = Self::by_kind(&self.returned, true);
+        let resumed = self.resumed[0].total().wrapping_add(self.resumed[1].total());
+        let resumed_pinned = Self::by_kind(&self.resumed, true);
         let shelf = shelf();
         let given_pinned = shelf.hits[1].wrapping_add(self.given_beside_hits(true));
         let given = given_pinned.wrapping_add(shelf.hits[0]).wrapping_add(self.given_beside_hits(false));
@@ -163,13 +169,18 @@ impl ClassCounts {
             wait_time: Duration::from_nanos(self.wait_ns.read()),
             pooled_buffers: (shelf.pooled[0] + shelf.pooled[1]) as usize,
             pooled_pinned_buffers: shelf.pooled[1] as usize,
-            queued_buffers: minus(returned, settled),
-            queued_pinned_buffers: minus(returned_pinned.wrapping_add(self.promoted.read()), settled_pinned),
+            queued_buffers: minus(returned.wrapping_add(resumed), settled),
+            queued_pinned_buffers: minus(
+                returned_pinned.wrapping_add(resumed_pinned).wrapping_add(self.promoted.read()),
+                settled_pinned,
+            ),
             checked_out_buffers: minus(given, returned),
             checked_out_pinned_buffers: minus(given_pinned, returned_pinned),
             retiring_buffers: self.retiring.of(true).read() as usize,
             freeing_buffers: self.retiring.of(false).read() as usize,
             staging_buffers: self.staging.read() as usize,
+            held_buffers: self.held.total() as usize,
+            held_pinned_buffers: self.held.of(true).read() as usize,
             quarantined_buffers: self.quarantined.total() as usize,
             quarantined_pinned_buffers: self.quarantined.of(true).read() as usize,
         }
@@ -254,7 +265,8 @@ impl Counts {
             .iter()
             .map(|class| {
                 let settled = class.settled[epoch].total();
-                class.returned[epoch].total().wrapping_sub(settled)
+                let queued = class.returned[epoch].total().wrapping_add(class.resumed[epoch].total());
+                queued.wrapping_sub(settled)
             })
             .fold(0, u64::wrapping_add)
     }
@@ -330,7 +342,8 @@ impl Counts {
             retiring_bytes: bytes(|class| class.retiring_buffers),
             freeing_bytes: bytes(|class| class.freeing_buffers),
             staging_bytes: bytes(|class| class.staging_buffers),
-            held_bytes: 0,
+            held_buffers: buffers(|class| class.held_buffers),
+            held_bytes: bytes(|class| class.held_pinned_buffers),
             quarantined_bytes: bytes(|class| class.quarantined_buffers),
             quarantined_pinned_bytes: bytes(|class| class.quarantined_pinned_buffers),
             registered_bytes: self.registered_bytes(),

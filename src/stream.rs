@@ -1,6 +1,7 @@
 //! What `record_last_use` takes: a stream of cudarc, of the simulated device, or a raw one.
 
-use crate::driver::{ContextHandle, DriverIdentity, KeepAlive, StreamHandle};
+use crate::driver::{ContextHandle, Driver, DriverIdentity, KeepAlive, StreamHandle};
+use std::sync::Arc;
 
 /// A stream on which a buffer's last use can be recorded.
 ///
@@ -18,9 +19,39 @@ pub struct StreamRef<'a> {
     pub(crate) stream: StreamHandle,
     /// Makes an owner of the context, called once per context that the pool has not seen.
     pub(crate) keep: Keep<'a>,
+    /// How the stream can be asked later; `None` where it could be gone without anybody knowing.
+    pub(crate) watch: Option<Watch<'a>>,
+}
+
+/// A stream that can be asked whether it captures, for as long as it exists, and that is not kept alive by that.
+#[derive(Clone, Copy)]
+pub(crate) struct Watch<'a> {
+    /// No two streams have the same while one of them is watched.
+    pub(crate) key: usize,
+    /// What to keep of it, if anything can be kept.
+    pub(crate) start: &'a dyn Fn() -> Option<Arc<dyn Watched>>,
+}
+
+impl std::fmt::Debug for Watch<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Watch({:#x})", self.key)
+    }
+}
+
+/// What is kept of a stream that is watched.
+#[doc(hidden)]
+pub trait Watched: Send + Sync + std::fmt::Debug {
+    /// Whether it captures just now; `None` when it is gone.
+    #[doc(hidden)]
+    fn captures(&self, driver: &Driver) -> Option<bool>;
+
+    /// Whether it is gone; asks no driver.
+    #[doc(hidden)]
+    fn is_gone(&self) -> bool;
 }
 
 /// How a stream's context is kept alive for as long as the pool has an event or a registration in it.
+#[derive(Clone, Copy)]
 pub(crate) enum Keep<'a> {
     /// It is the primary context of this device: the pool takes a retain of its own.
     #[cfg_attr(not(any(feature = "cudarc", feature = "sim")), allow(dead_code))]
@@ -48,11 +79,24 @@ pub(crate) mod sealed {
     pub trait AsStreamRef {
         #[doc(hidden)]
         fn with_stream_ref<R>(&self, look: impl FnOnce(&super::StreamRef<'_>) -> R) -> R;
+
+        /// What is kept of a shared stream of this kind, so that it can be asked later.
+        #[doc(hidden)]
+        fn watched(_this: &std::sync::Arc<Self>) -> Option<std::sync::Arc<dyn super::Watched>>
+        where
+            Self: Sized,
+        {
+            None
+        }
     }
 }
 
-impl<T: sealed::AsStreamRef> sealed::AsStreamRef for std::sync::Arc<T> {
+impl<T: sealed::AsStreamRef> sealed::AsStreamRef for Arc<T> {
     fn with_stream_ref<R>(&self, look: impl FnOnce(&StreamRef<'_>) -> R) -> R {
-        (**self).with_stream_ref(look)
+        (**self).with_stream_ref(|stream| {
+            let start = || T::watched(self);
+            let shared = Watch { key: Arc::as_ptr(self) as usize, start: &start };
+            look(&StreamRef { watch: stream.watch.or(Some(shared)), ..*stream })
+        })
     }
 }

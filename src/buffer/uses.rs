@@ -2,17 +2,16 @@
 #![allow(unsafe_code)] // `assume_quiescent` is an unsafe promise of the caller's.
 
 use super::flags::{CAPTURED, CAPTURED_WRITE, FOREIGN, Flags, NOTED, RECORDED, WRITES};
-use super::{GONE, PinnedBuffer};
+use super::{GONE, PinnedBuffer, captured};
 use crate::block::{Fate, Out};
 use crate::context_end;
 use crate::contexts::Context;
-use crate::dirty::Dirty;
 use crate::driver::{Driver, Severity};
 use crate::error::{CallError, Error};
 use crate::events::{self, with_relaxed_capture};
 use crate::home::Home;
-use crate::notes::{self, Note, Noted, Notes, nap_until};
-use crate::stream::{AsStream, StreamRef};
+use crate::notes::{self, Note, Notes, nap_until};
+use crate::stream::AsStream;
 use crate::sync::Arc;
 
 impl PinnedBuffer {
@@ -27,8 +26,8 @@ impl PinnedBuffer {
     ///
     /// [`Error::ForeignStream`] for a stream of another driver than the pool's, [`Error::Capturing`]
     /// while the stream captures a graph, [`Error::Driver`] when the driver refuses, [`Error::ForkedChild`]. The
-    /// buffer stays safe after an error: it then waits for every context at its drop, or is never reused after a
-    /// capture.
+    /// buffer stays safe after an error: it then waits for every context at its drop, and after a capture it is held
+    /// until the graph is gone (see [`hold_for_graph`](Self::hold_for_graph)).
     pub fn record_last_use(&mut self, stream: &impl AsStream) -> Result<(), Error> {
         let Self { home, block, flags, .. } = self;
         if home.fork.is_child() {
@@ -41,6 +40,7 @@ impl PinnedBuffer {
             if stream.driver != pool {
                 return Err(pool.refusal(stream.driver));
             }
+            home.captures.show(stream);
             let record = || {
                 let context = home.contexts.of_stream(&home.driver, stream);
                 (events::record(&home.driver, context.clone(), stream), context)
@@ -51,7 +51,13 @@ impl PinnedBuffer {
                     record().0
                 }
                 (recorded, _) => recorded,
-            }?;
+            }
+            .inspect_err(|error| {
+                if *error == Error::Capturing {
+                    captured::note(home, block, flags, stream, CAPTURED);
+                }
+            })?;
+            home.captures.seen_without(stream);
             if flags.has(NOTED) {
                 let mut notes = block.notes().lock();
                 notes::clear_covered(&home.driver, &mut notes, &used, stream.stream);
@@ -72,7 +78,9 @@ impl PinnedBuffer {
             }
             Err(error) => {
                 home.counts.class(block.class()).record_failures.add(1);
-                block.worsen(if error == Error::Capturing { Fate::Captured } else { Fate::RecordFailed });
+                if error != Error::Capturing {
+                    block.worsen(Fate::RecordFailed);
+                }
                 Err(error)
             }
         }
@@ -92,12 +100,14 @@ impl PinnedBuffer {
         self.flags.add(RECORDED);
         let block = self.block_mut();
         block.take_notes();
+        block.holds().lock().clear();
         block.prove();
     }
 
     /// Whether all recorded and noted uses are done (`cuEventQuery`), without waiting.
     ///
-    /// False while a failed record leaves it unknown, after a capture, and while a use is noted that only a
+    /// False while a failed record leaves it unknown, after a capture (even once its graph is gone, until the first
+    /// mutable access, which waits), and while a use is noted that only a
     /// context-wide wait can answer for (cudarc's own copies, until [`wait`](Self::wait) or a record covers
     /// them). What was never noted is not counted.
     ///
@@ -119,8 +129,8 @@ impl PinnedBuffer {
     ///
     /// # Errors
     ///
-    /// [`Error::Driver`] when the driver cannot say; [`Error::Capturing`] when a copy was captured into a graph;
-    /// [`Error::ContextWaitsHeld`]; [`Error::ForkedChild`]. The buffer stays safe.
+    /// [`Error::Driver`] when the driver cannot say; [`Error::Capturing`] when a copy was captured into a graph that
+    /// still exists; [`Error::ContextWaitsHeld`]; [`Error::ForkedChild`]. The buffer stays safe.
     pub fn wait(&self) -> Result<(), Error> {
         let waited = match self.slow_wait()? {
             Some(wait) => wait.block()?,
@@ -160,7 +170,8 @@ impl PinnedBuffer {
     /// What has to block in the driver before the recorded uses say that everything is done, if anything has.
     pub(crate) fn slow_wait(&self) -> Result<Option<SlowWait>, Error> {
         let fate = self.block().fate();
-        if fate == Fate::Captured || self.flags.has(CAPTURED) {
+        captured::end_if_over(self.block(), &self.flags);
+        if self.flags.has(CAPTURED) {
             return Err(Error::Capturing);
         }
         let everything = fate == Fate::RecordFailed || self.flags.has(FOREIGN);
@@ -205,10 +216,11 @@ impl PinnedBuffer {
             // The child's own copy of the bytes, which no device reaches.
             return;
         }
+        captured::end_if_over(self.block(), &self.flags);
         assert!(
             !self.flags.has(CAPTURED_WRITE),
             "the buffer cannot be read: a copy into it was captured into a CUDA graph, which writes it at every \
-             replay; read it before the capture, or call `assume_quiescent` once that is right"
+             replay; read it before the capture, when the graph is gone, or call `assume_quiescent` once that is right"
         );
         let waited = match self.slow_wait() {
             // A captured copy *from* the buffer, which a read does not disturb: the write is waited for alone.
@@ -249,10 +261,12 @@ impl PinnedBuffer {
         if self.home.fork.is_child() {
             return;
         }
+        captured::end_if_over(self.block(), &self.flags);
         assert!(
-            !self.flags.has(CAPTURED) && self.block().fate() != Fate::Captured,
+            !self.flags.has(CAPTURED),
             "the buffer cannot be written: a copy of it was captured into a CUDA graph, which reads it again at \
-             every replay; write it before the capture, or call `assume_quiescent` once that is right"
+             every replay; write it before the capture, when the graph is gone, or call `assume_quiescent` once that \
+             is right"
         );
         let waited = self.wait().or_else(|error| self.wait_for_contexts_instead(error));
         if let Err(error) = waited {
@@ -288,57 +302,6 @@ impl PinnedBuffer {
     }
 }
 
-/// What an integration notes.
-#[cfg_attr(not(feature = "cudarc"), allow(dead_code))] // cudarc's is the only one.
-impl PinnedBuffer {
-    /// Notes that a copy from the buffer is about to be enqueued on `stream`, by code that is not ours.
-    pub(crate) fn note_device_read(&self, stream: &impl AsStream) {
-        stream.with_stream_ref(|stream| self.note(stream, false));
-    }
-
-    /// Notes that a copy into the buffer is about to be enqueued on `stream`, by code that is not ours. Waits
-    /// for the uses noted before, whose bytes the copy would overwrite.
-    pub(crate) fn note_device_write(&mut self, stream: &impl AsStream) {
-        self.before_write();
-        self.dirty = Dirty::Everything;
-        stream.with_stream_ref(|stream| self.note(stream, true));
-    }
-
-    /// A copy into the buffer that will be recorded was enqueued: reads wait for it.
-    pub(crate) fn device_writes(&mut self) {
-        self.flags.add(WRITES);
-    }
-
-    pub(crate) fn note(&self, stream: &StreamRef<'_>, writes: bool) {
-        let home = &self.home;
-        if home.fork.is_child() {
-            return;
-        }
-        let ours = stream.driver == home.driver.api().identity();
-        let noted = ours.then(|| Note::of(&home.driver, &home.contexts, stream));
-        if let Some(Noted::Captured) = noted {
-            // Also from pageable memory: a replay reads that too.
-            return self.flags.add(if writes { CAPTURED | CAPTURED_WRITE } else { CAPTURED });
-        }
-        // A copy of pageable memory is over with the host's side when its call returns, except where the
-        // device reaches pageable memory itself; without a device there is none.
-        let is_over_at_once = !self.block().is_pinned() && !home.contexts.any_reads_pageable(&home.driver);
-        if is_over_at_once || !home.device_in_use() {
-            return;
-        }
-        let also = if writes { WRITES } else { 0 };
-        match noted {
-            Some(Noted::Use(note)) => {
-                let mut notes = self.block().notes().lock();
-                notes::add(&mut notes, note);
-                self.flags.add(NOTED | also);
-            }
-            // It may be the same device under another name, for example with a pool over the runtime.
-            _ => self.flags.add(FOREIGN | also),
-        }
-    }
-}
-
 /// The part of a wait that blocks in the driver; any thread can make it. It keeps the pool alive, not the buffer.
 #[derive(Debug)]
 pub(crate) struct SlowWait {
@@ -353,18 +316,21 @@ impl SlowWait {
     pub(crate) fn block(self) -> Result<Notes, Error> {
         let Self { home, notes, everything } = self;
         let driver = &home.driver;
-        let may_wait = || match home.context_waits_are_held() {
+        // Not only for a while: the thread that would wait may be the one that captures.
+        let may_wait = |context: &Context| match home.context_waits_are_held()
+            || home.captures.forbid_wait_for(driver, context)
+        {
             true => Err(Error::ContextWaitsHeld),
             false => Ok(()),
         };
         if everything {
-            may_wait()?;
             with_relaxed_capture(driver, || {
                 home.contexts.learn_active_primaries(driver);
+                let contexts = home.contexts.usable();
+                contexts.iter().try_for_each(|context| may_wait(context))?;
                 // Each by itself: that one context is gone or lost says nothing of the work of another.
-                let usable = home.contexts.usable();
-                let waited = usable.iter().map(|context| synchronize_or_ended(&home, context));
-                waited.fold(Ok(()), Result::and)
+                let waited = contexts.iter().map(|context| synchronize_or_ended(&home, context));
+                Ok::<_, Error>(waited.fold(Ok(()), Result::and)?)
             })?;
         } else {
             notes::wait_for(driver, &notes, may_wait, |context, error| {
@@ -390,6 +356,7 @@ fn synchronize_or_ended(home: &Arc<Home>, context: &Arc<Context>) -> Result<(), 
 /// copied anywhere besides, so every context is waited for, as without a note.
 #[cold]
 pub(super) fn settle_notes(home: &Arc<Home>, block: &mut Out, flags: &Flags) {
+    captured::end_if_over(block, flags);
     if flags.has(CAPTURED) {
         block.worsen(Fate::Captured);
     }

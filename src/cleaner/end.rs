@@ -19,7 +19,9 @@ impl Cleaner {
         }
         let Some(deadline) = home.stop_deadline() else { return false };
         let queue_is_empty = || home.pending.is_empty() && !home.inbox.has_arrivals();
-        let settled = self.with_lanes.is_empty() && (home.stop_is_drained() || queue_is_empty());
+        let settled = self.with_lanes.is_empty()
+            && self.for_graphs.is_empty()
+            && (home.stop_is_drained() || queue_is_empty());
         settled || Instant::now() >= deadline
     }
 
@@ -29,7 +31,7 @@ impl Cleaner {
     pub(super) fn end(&mut self) -> bool {
         let home = self.home.clone();
         let order = home.stop_orders();
-        let mut spared = Vec::new();
+        let mut spared = self.end_held();
         while let Some(block) = home.pending.pop_any() {
             if home.stop_spares(block.generation()) {
                 spared.push(block);

@@ -94,7 +94,7 @@ impl Cleaner {
         self.release.has_backlog() || self.home.counts.freeing_bytes() > FREEING_BYTES_MAX
     }
 
-    /// Sleeps until rung, or until something on a shelf is too old.
+    /// Sleeps until rung, or until something on a shelf is too old, or it is time to look at what graphs hold.
     pub(super) fn park(&mut self) {
         let Self { ageing, home, .. } = &*self;
         let must_look = || self.must_look() || self.is_ending() || self.home.sleepers.any();
@@ -103,6 +103,7 @@ impl Cleaner {
             let due = home.shelf.next_due(max_age)?;
             Some(due.max(ageing.next_look.saturating_duration_since(home.clock.now())))
         });
+        let next_look = next_look.into_iter().chain(self.for_graphs.longest_sleep()).min();
         let rung = match next_look {
             Some(longest) => home.bell.park_for(longest, must_look),
             None => {

@@ -9,7 +9,10 @@ use super::ladder::{Kind, Request};
 use super::process::{DRIVER, RUNTIME};
 use super::search::{LibraryReport, not_found};
 use super::table::Table;
-use super::{CaptureMode, ContextHandle, DriverApi, DriverIdentity, EventHandle, StreamHandle};
+use super::{
+    CaptureInfo, CaptureMode, ContextHandle, DriverApi, DriverIdentity, EndFlag, EventHandle, GraphHandle,
+    StreamHandle, UserObjectHandle, graphs,
+};
 use crate::error::{CallError, Error};
 use std::sync::OnceLock;
 
@@ -210,6 +213,22 @@ impl DriverApi for CudaDriver {
         // SAFETY: cuStreamIsCapturing takes a stream that the caller holds and writes one enum.
         check("cuStreamIsCapturing", unsafe { is_capturing(stream.0, &mut status) })?;
         Ok(status != 0)
+    }
+
+    fn capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo, CallError> {
+        graphs::capture_info(table("cuStreamGetCaptureInfo_v2")?, stream)
+    }
+
+    fn create_user_object(&self, end: EndFlag) -> Result<UserObjectHandle, CallError> {
+        graphs::create_user_object(table("cuUserObjectCreate")?, end)
+    }
+
+    fn give_user_object(&self, graph: GraphHandle, object: UserObjectHandle) -> Result<(), CallError> {
+        graphs::give_user_object(table("cuGraphRetainUserObject")?, graph, object)
+    }
+
+    fn release_user_object(&self, object: UserObjectHandle) -> Result<(), CallError> {
+        graphs::release_user_object(table("cuUserObjectRelease")?, object)
     }
 
     fn stream_id(&self, stream: StreamHandle) -> Result<u64, CallError> {

@@ -5,7 +5,10 @@
 
 use super::exit::{self, FirstUse, Visit};
 use super::search::LibraryReport;
-use super::{CaptureMode, ContextHandle, DriverApi, DriverIdentity, EventHandle, HostAccess, StreamHandle};
+use super::{
+    CaptureInfo, CaptureMode, ContextHandle, DriverApi, DriverIdentity, EndFlag, EventHandle, GraphHandle,
+    HostAccess, StreamHandle, UserObjectHandle,
+};
 use crate::error::{CallError, Error};
 use std::sync::Arc;
 
@@ -123,6 +126,26 @@ impl Gate {
     #[inline]
     pub(crate) fn is_capturing(&self, stream: StreamHandle) -> Result<bool, CallError> {
         self.pass("cuStreamIsCapturing", |driver| driver.is_capturing(stream))
+    }
+
+    pub(crate) fn capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo, CallError> {
+        self.pass("cuStreamGetCaptureInfo_v2", |driver| driver.capture_info(stream))
+    }
+
+    pub(crate) fn create_user_object(&self, end: EndFlag) -> Result<UserObjectHandle, CallError> {
+        self.pass("cuUserObjectCreate", |driver| driver.create_user_object(end))
+    }
+
+    pub(crate) fn give_user_object(
+        &self,
+        graph: GraphHandle,
+        object: UserObjectHandle,
+    ) -> Result<(), CallError> {
+        self.pass("cuGraphRetainUserObject", |driver| driver.give_user_object(graph, object))
+    }
+
+    pub(crate) fn release_user_object(&self, object: UserObjectHandle) -> Result<(), CallError> {
+        self.pass("cuUserObjectRelease", |driver| driver.release_user_object(object))
     }
 
     pub(crate) fn stream_id(&self, stream: StreamHandle) -> Result<u64, CallError> {

@@ -16,10 +16,12 @@ pub(crate) mod cuda;
 mod cuda_memory;
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) mod cuda_tests;
+mod end_flag;
 mod entry_points;
 pub(crate) mod exit;
 mod folders;
 pub(crate) mod gate;
+mod graphs;
 pub(crate) mod host;
 mod ladder;
 #[cfg(test)]
@@ -28,6 +30,7 @@ pub(crate) mod library;
 pub(crate) mod memory;
 mod memory_gate;
 mod process;
+mod relaxed;
 pub(crate) mod runtime;
 mod runtime_table;
 mod search;
@@ -35,7 +38,9 @@ mod table;
 mod vendor;
 
 pub use builder::DriverBuilder;
+pub(crate) use end_flag::EndFlag;
 pub use entry_points::EntryPoints;
+pub(crate) use relaxed::with_relaxed_capture;
 pub use search::{LibraryReport, Probe};
 
 use crate::error::{CallError, Error};
@@ -210,6 +215,40 @@ impl StreamHandle {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct EventHandle(pub(crate) usize);
 
+/// A graph, `CUgraph` as a number; never 0.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct GraphHandle(pub(crate) usize);
+
+/// What a stream that may capture says of itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CaptureInfo {
+    /// It captures nothing.
+    Nothing,
+    /// Its capture was broken, and will end without a graph.
+    Broken,
+    /// The number of the capture, which no other one has, and the graph that it makes.
+    Graph(u64, GraphHandle),
+}
+
+impl CaptureInfo {
+    /// From `CUstreamCaptureStatus` and the two out-parameters. An active capture without a graph is none that
+    /// anything could be tied to.
+    pub(crate) fn of(status: u32, id: u64, graph: usize) -> Self {
+        match status {
+            1 if graph != 0 => CaptureInfo::Graph(id, GraphHandle(graph)),
+            2 => CaptureInfo::Broken,
+            _ => CaptureInfo::Nothing,
+        }
+    }
+}
+
+/// An object that lives as long as the graphs that keep it, `CUuserObject` as a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct UserObjectHandle(pub(crate) usize);
+
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+const NOT_SUPPORTED: u32 = 801;
+
 /// How a thread's driver calls interact with stream captures (`CUstreamCaptureMode`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CaptureMode {
@@ -310,6 +349,26 @@ pub(crate) trait DriverApi: DriverMemory + Send + Sync + fmt::Debug {
 
     /// `cuStreamIsCapturing`: true for an active or an invalidated capture.
     fn is_capturing(&self, stream: StreamHandle) -> Result<bool, CallError>;
+
+    /// `cuStreamGetCaptureInfo`. Like the next three, 801 where the library lacks it.
+    fn capture_info(&self, _stream: StreamHandle) -> Result<CaptureInfo, CallError> {
+        Err(CallError::new("cuStreamGetCaptureInfo_v2", NOT_SUPPORTED))
+    }
+
+    /// `cuUserObjectCreate` with one reference: sets the flag some time after the last one is gone.
+    fn create_user_object(&self, _end: EndFlag) -> Result<UserObjectHandle, CallError> {
+        Err(CallError::new("cuUserObjectCreate", NOT_SUPPORTED))
+    }
+
+    /// `cuGraphRetainUserObject`: our reference becomes the graph's, and that of what is made of the graph.
+    fn give_user_object(&self, _graph: GraphHandle, _object: UserObjectHandle) -> Result<(), CallError> {
+        Err(CallError::new("cuGraphRetainUserObject", NOT_SUPPORTED))
+    }
+
+    /// `cuUserObjectRelease` of our reference.
+    fn release_user_object(&self, _object: UserObjectHandle) -> Result<(), CallError> {
+        Err(CallError::new("cuUserObjectRelease", NOT_SUPPORTED))
+    }
 
     /// `cuStreamGetId`: a number that no other stream of the process ever has. Asked only after `is_capturing`,
     /// because on a capturing stream it may break the capture.

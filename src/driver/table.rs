@@ -12,6 +12,7 @@ use super::ladder::Kind;
 use super::process::Entries;
 use crate::error::CallError;
 use libloading::Library;
+use std::ffi::c_void;
 
 const SUCCESS: u32 = 0;
 const NOT_INITIALIZED: u32 = 3;
@@ -21,7 +22,7 @@ macro_rules! entry_points {
     (
         $(#[$doc:meta])* $table:ident
         required { $($needed:ident = $needed_symbol:literal($($needed_argument:ty),*);)* }
-        optional { $($extra:ident = $extra_symbol:literal($($extra_argument:ty),*);)* }
+        optional { $($extra:ident = $extra_symbol:literal($($extra_argument:ty),* $(,)?);)* }
     ) => {
         $(#[$doc])*
         pub(super) struct $table {
@@ -52,6 +53,9 @@ macro_rules! entry_points {
 }
 pub(super) use entry_points;
 
+/// `CUhostFn`, as the function of a user object.
+pub(super) type UserObjectEnd = unsafe extern "C" fn(*mut c_void);
+
 // Contexts, streams and events are pointers that are only passed back, so they are numbers here.
 entry_points! {
     /// libcuda's functions as addresses; every result is a plain `CUresult` number.
@@ -80,6 +84,13 @@ entry_points! {
         stream_is_capturing = "cuStreamIsCapturing"(usize, *mut u32);
         stream_id = "cuStreamGetId"(usize, *mut u64);
         context_id = "cuCtxGetId"(usize, *mut u64);
+        capture_info_v2 = "cuStreamGetCaptureInfo_v2"(
+            usize, *mut u32, *mut u64, *mut usize, *mut *const usize, *mut usize);
+        capture_info_v3 = "cuStreamGetCaptureInfo_v3"(
+            usize, *mut u32, *mut u64, *mut usize, *mut *const usize, *mut *const usize, *mut usize);
+        user_object_create = "cuUserObjectCreate"(*mut usize, *mut c_void, UserObjectEnd, u32, u32);
+        user_object_release = "cuUserObjectRelease"(usize, u32);
+        graph_retain_user_object = "cuGraphRetainUserObject"(usize, usize, u32, u32);
         exchange_capture_mode = "cuThreadExchangeStreamCaptureMode"(*mut u32);
         pointer_attributes = "cuPointerGetAttributes"(u32, *const u32, *const *mut u64, u64);
         host_alloc = "cuMemHostAlloc"(*mut usize, usize, u32);

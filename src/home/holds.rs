@@ -9,16 +9,16 @@ use std::time::Duration;
 
 impl Home {
     pub(crate) fn hold_context_waits(&self) {
-        self.context_wait_holds.fetch_add(1, Ordering::SeqCst);
+        self.captures.hold_waits();
     }
 
     pub(crate) fn release_context_waits(&self) {
-        self.context_wait_holds.fetch_sub(1, Ordering::SeqCst);
+        self.captures.release_waits();
         self.progress.announce();
     }
 
     pub(crate) fn context_waits_are_held(&self) -> bool {
-        self.context_wait_holds.load(Ordering::SeqCst) > 0
+        self.captures.waits_are_held()
     }
 
     /// When it returns, the cleaner does nothing until `release_cleaner`.

@@ -5,9 +5,11 @@
 //! application never sees it.
 
 use super::cudarc_library::identity_of_streams;
-use crate::driver::{ContextHandle, KeepAlive, StreamHandle};
-use crate::stream::{Keep, StreamRef, sealed::AsStreamRef};
+use crate::driver::{ContextHandle, Driver, KeepAlive, StreamHandle};
+use crate::stream::{Keep, StreamRef, Watched, sealed::AsStreamRef};
 use cudarc::driver::CudaStream;
+use std::fmt;
+use std::sync::{Arc, Weak};
 
 impl AsStreamRef for CudaStream {
     fn with_stream_ref<R>(&self, look: impl FnOnce(&StreamRef<'_>) -> R) -> R {
@@ -23,7 +25,35 @@ impl AsStreamRef for CudaStream {
             context: ContextHandle(context.cu_ctx() as usize),
             stream: StreamHandle(self.cu_stream() as usize),
             keep,
+            watch: None,
         })
+    }
+
+    fn watched(this: &Arc<Self>) -> Option<Arc<dyn Watched>> {
+        Some(Arc::new(WeakStream(Arc::downgrade(this))))
+    }
+}
+
+/// A stream of cudarc's that is not kept alive. While it is watched, its address is no other stream's.
+struct WeakStream(Weak<CudaStream>);
+
+impl Watched for WeakStream {
+    fn captures(&self, driver: &Driver) -> Option<bool> {
+        // Alive during the question. Should this be its last owner by then, cudarc destroys it here as it would there.
+        let stream = self.0.upgrade()?;
+        let capturing = driver.api().is_capturing(StreamHandle(stream.cu_stream() as usize));
+        // No "yes": a lost device must not look like a capture.
+        Some(capturing.unwrap_or(false))
+    }
+
+    fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
+impl fmt::Debug for WeakStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WeakStream")
     }
 }
 
@@ -34,7 +64,6 @@ mod tests {
     use crate::driver::cuda_tests::{in_child_of_crate, is_child};
     use cudarc::driver::{CudaContext, DriverError, sys::CUresult};
     use fake_cuda::control::Control;
-    use std::sync::Arc;
 
     #[test]
     fn a_stream_is_looked_at_without_a_driver_call_and_without_taking_an_error() {

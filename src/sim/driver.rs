@@ -4,13 +4,18 @@ use super::calls::Call;
 use super::checks::{Access, Origin};
 use super::cuda::Cuda;
 use crate::driver::{
-    CaptureMode, ContextHandle, DriverApi, DriverIdentity, EventHandle, HostAccess, StreamHandle,
+    CaptureInfo, CaptureMode, ContextHandle, DriverApi, DriverIdentity, EndFlag, EventHandle, GraphHandle,
+    HostAccess, StreamHandle, UserObjectHandle,
 };
 use crate::error::{CallError, Error};
 use std::sync::atomic::Ordering;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`.
+const NO_DESTRUCTOR_SYNC: u32 = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`.
+const MOVE: u32 = 1;
 /// `CU_MEMHOSTREGISTER_PORTABLE`.
 const PORTABLE: u32 = 1;
 const PAGEABLE_MEMORY_ACCESS: i32 = 88;
@@ -149,6 +154,26 @@ impl DriverApi for SimDriver {
     fn is_capturing(&self, stream: StreamHandle) -> Result<bool, CallError> {
         let status = self.cuda.cu_stream_is_capturing(stream.0);
         named(Call::StreamIsCapturing, status).map(|status| status != 0)
+    }
+
+    fn capture_info(&self, stream: StreamHandle) -> Result<CaptureInfo, CallError> {
+        let info = self.cuda.cu_stream_get_capture_info(stream.0);
+        let (status, id, graph) = named(Call::StreamGetCaptureInfo, info)?;
+        Ok(CaptureInfo::of(status, id, graph))
+    }
+
+    fn create_user_object(&self, end: EndFlag) -> Result<UserObjectHandle, CallError> {
+        let created = self.cuda.cu_user_object_create(move || end.set(), 1, NO_DESTRUCTOR_SYNC);
+        named(Call::UserObjectCreate, created).map(UserObjectHandle)
+    }
+
+    fn give_user_object(&self, graph: GraphHandle, object: UserObjectHandle) -> Result<(), CallError> {
+        let given = self.cuda.cu_graph_retain_user_object(graph.0, object.0, 1, MOVE);
+        named(Call::GraphRetainUserObject, given)
+    }
+
+    fn release_user_object(&self, object: UserObjectHandle) -> Result<(), CallError> {
+        named(Call::UserObjectRelease, self.cuda.cu_user_object_release(object.0, 1))
     }
 
     fn stream_id(&self, stream: StreamHandle) -> Result<u64, CallError> {

@@ -7,8 +7,8 @@ use super::Sim;
 use super::contexts::{pop, push};
 use super::cuda::Cuda;
 use super::driver::identity;
-use crate::driver::{ContextHandle, StreamHandle};
-use crate::stream::{Keep, StreamRef, sealed::AsStreamRef};
+use crate::driver::{ContextHandle, Driver, StreamHandle};
+use crate::stream::{Keep, StreamRef, Watch, Watched, sealed::AsStreamRef};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,6 +30,8 @@ struct Retained {
 pub struct SimStream {
     context: SimContext,
     handle: usize,
+    /// 0 for the default stream.
+    id: u64,
 }
 
 /// Device memory of the simulated device; freed at drop.
@@ -62,7 +64,7 @@ impl SimContext {
 
     /// The legacy default stream of this context (handle 0).
     pub fn default_stream(&self) -> SimStream {
-        SimStream { context: self.clone(), handle: 0 }
+        SimStream { context: self.clone(), handle: 0, id: 0 }
     }
 
     /// Makes this the current context of the calling thread (`cuCtxSetCurrent`).
@@ -108,10 +110,11 @@ impl SimContext {
         let core = self.cuda().core();
         let mut state = core.state.lock();
         let context = state.live_context(self.retained.handle);
-        let handle = context.map(|context| core.create_stream(&mut state, context, flags));
+        let created = context.map(|context| core.create_stream(&mut state, context, flags));
+        let id = created.ok().and_then(|handle| state.stream_id(handle)).unwrap_or_default();
         drop(state);
-        match handle {
-            Ok(handle) => SimStream { context: self.clone(), handle },
+        match created {
+            Ok(handle) => SimStream { context: self.clone(), handle, id },
             Err(code) => panic!("a stream in a context that is gone: {code}"),
         }
     }
@@ -237,12 +240,38 @@ impl Drop for SimBuffer {
 
 impl AsStreamRef for SimStream {
     fn with_stream_ref<R>(&self, look: impl FnOnce(&StreamRef<'_>) -> R) -> R {
+        let start = || -> Option<Arc<dyn Watched>> {
+            let cuda = self.context.cuda().clone();
+            Some(Arc::new(WatchedStream { cuda, handle: self.handle, id: self.id }))
+        };
         look(&StreamRef {
             driver: identity(self.context.cuda()),
             context: ContextHandle(self.context.handle()),
             stream: StreamHandle(self.handle),
             keep: Keep::Primary(self.context.device()),
+            watch: Some(Watch { key: self.id as usize, start: &start }),
         })
+    }
+}
+
+/// A stream that may be destroyed, and whose handle may be another stream's by then.
+#[derive(Debug)]
+struct WatchedStream {
+    cuda: Cuda,
+    handle: usize,
+    id: u64,
+}
+
+impl Watched for WatchedStream {
+    fn captures(&self, driver: &Driver) -> Option<bool> {
+        if self.is_gone() {
+            return None;
+        }
+        Some(driver.api().is_capturing(StreamHandle(self.handle)).unwrap_or(false))
+    }
+
+    fn is_gone(&self) -> bool {
+        self.cuda.core().state.lock().stream_id(self.handle) != Some(self.id)
     }
 }
 

@@ -363,6 +363,11 @@ impl State {
         *self.stream_handles.get(self.index(Kind::Stream, handle)?)?
     }
 
+    /// The identity of the stream that has a handle now.
+    pub(super) fn stream_id(&self, handle: usize) -> Option<u64> {
+        self.explicit_slot(handle).map(|slot| self.streams[slot].id)
+    }
+
     /// Where every stream of a context that has unfinished work has to get to.
     pub(super) fn outstanding(&self, context: ContextRef) -> Vec<Position> {
         let streams = self.streams.iter().enumerate();

@@ -68,7 +68,9 @@ pub struct Stats {
     pub freeing_bytes: usize,
     /// Page-locked by `prewarm` or `take_pinned` and not yet on a shelf or with the caller.
     pub staging_bytes: usize,
-    /// Held for a captured graph.
+    /// Dropped, and held because a graph that they were captured into still exists.
+    pub held_buffers: usize,
+    /// Page-locked bytes of these.
     pub held_bytes: usize,
     /// Deliberately leaked.
     pub quarantined_bytes: usize,
@@ -174,6 +176,10 @@ pub struct ClassStats {
     pub freeing_buffers: usize,
     /// Page-locked by `prewarm` or `take_pinned` and not yet on a shelf or with the caller.
     pub staging_buffers: usize,
+    /// Dropped, and held because a graph that they were captured into still exists.
+    pub held_buffers: usize,
+    /// Held for a graph, and page-locked.
+    pub held_pinned_buffers: usize,
     /// Deliberately leaked.
     pub quarantined_buffers: usize,
     /// Deliberately leaked and still page-locked.

@@ -15,7 +15,7 @@ impl fmt::Display for Stats {
         )?;
         writeln!(
             f,
-            "memory: {} idle ({} buffers), {} out ({}), {} queued ({}), {} retiring, {} quarantined",
+            "memory: {} idle ({} buffers), {} out ({}), {} queued ({}), {} retiring, {} held for graphs, {} quarantined",
             Bytes(self.pooled_bytes),
             self.pooled_buffers,
             Bytes(self.checked_out_bytes),
@@ -23,6 +23,7 @@ impl fmt::Display for Stats {
             Bytes(self.queued_bytes),
             self.queued_buffers,
             Bytes(self.retiring_bytes),
+            Bytes(self.held_bytes),
             Bytes(self.quarantined_bytes)
         )?;
         writeln!(

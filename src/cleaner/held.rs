@@ -1,0 +1,129 @@
+//! Blocks that were captured into graphs: they wait, off the queue, until the graphs are gone.
+//!
+//! The driver sets a flag for each graph and can wake nobody, so the flags are looked at: on the cleaner's passes, and
+//! while it sleeps, by a wake-up now and then. Only while something is held.
+
+use super::Cleaner;
+use crate::block::Returned;
+use crate::sync::Instant;
+use std::time::Duration;
+
+/// How long until the next look, after a look that found something, and after many that did not.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// What the cleaner holds.
+#[derive(Default)]
+pub(super) struct ForGraphs {
+    blocks: Vec<Returned>,
+    next_look: Option<Instant>,
+    pause: Duration,
+}
+
+impl ForGraphs {
+    pub(super) fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// The longest that the cleaner may sleep; `None` while nothing is held.
+    pub(super) fn longest_sleep(&self) -> Option<Duration> {
+        (!self.is_empty()).then_some(self.pause)
+    }
+
+    fn add(&mut self, block: Returned) {
+        self.blocks.push(block);
+        self.look_soon();
+    }
+
+    fn look_soon(&mut self) {
+        self.pause = PAUSE_MIN;
+        self.next_look = None;
+    }
+
+    /// Takes out what no graph holds any more, if it is time to look.
+    fn take_released(&mut self) -> Vec<Returned> {
+        let now = Instant::now();
+        if self.blocks.is_empty() || self.next_look.is_some_and(|next| now < next) {
+            return Vec::new();
+        }
+        let mut released = Vec::new();
+        let mut index = 0;
+        while index < self.blocks.len() {
+            match self.blocks[index].holds_are_over() {
+                true => released.push(self.blocks.swap_remove(index)),
+                false => index += 1,
+            }
+        }
+        match released.is_empty() {
+            true => self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX),
+            false => self.pause = PAUSE_MIN,
+        }
+        self.next_look = Some(now + self.pause);
+        released
+    }
+}
+
+impl Cleaner {
+    /// A block that a replay may use at any time: dealt with, until its graphs are gone.
+    pub(super) fn hold(&mut self, mut block: Returned) {
+        if block.holds_are_over() {
+            block.resume(block.epoch());
+            return self.wait_for_contexts(block);
+        }
+        let (class, pinned) = (block.class(), block.is_pinned());
+        let counts = self.home.counts.class(class);
+        counts.held.of(pinned).add(1);
+        counts.settled[block.epoch()].of(pinned).add(1);
+        tracing::debug!(bytes = class.bytes(), "held for a graph that it was captured into");
+        self.for_graphs.add(block);
+    }
+
+    /// What is released waits for the contexts like a block without a record, before it is zeroed and shelved.
+    pub(super) fn look_at_held(&mut self) {
+        if self.for_graphs.is_empty() {
+            return;
+        }
+        for block in self.for_graphs.take_released() {
+            self.idle_since = None;
+            let block = self.resume(block);
+            self.wait_for_contexts(block);
+        }
+    }
+
+    /// Queued again, and counted so.
+    fn resume(&mut self, mut block: Returned) -> Returned {
+        let epoch = self.home.epoch();
+        let counts = self.home.counts.class(block.class());
+        let pinned = block.is_pinned();
+        counts.resumed[epoch].of(pinned).add(1);
+        counts.held.of(pinned).subtract(1);
+        block.resume(epoch);
+        block.stamp(Instant::now());
+        block
+    }
+
+    /// The pool ends: what its graphs still hold is leaked, except what was returned too late for this end, which is
+    /// given back.
+    pub(super) fn end_held(&mut self) -> Vec<Returned> {
+        let mut spared = Vec::new();
+        for block in std::mem::take(&mut self.for_graphs).blocks {
+            if self.home.stop_spares(block.generation()) {
+                let (epoch, pinned) = (self.home.epoch(), block.is_pinned());
+                let counts = self.home.counts.class(block.class());
+                counts.resumed[epoch].of(pinned).add(1);
+                counts.held.of(pinned).subtract(1);
+                spared.push(block.queued_again(epoch));
+            } else {
+                let counts = self.home.counts.class(block.class());
+                let (class, pinned) = (block.class(), block.is_pinned());
+                counts.quarantined.of(pinned).add(1);
+                counts.held.of(pinned).subtract(1);
+                self.home.note_quarantine(|| {
+                    format!("{} bytes: a CUDA graph that they were captured into still exists", class.bytes())
+                });
+                block.quarantine();
+            }
+        }
+        spared
+    }
+}
