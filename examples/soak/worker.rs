@@ -16,6 +16,9 @@ const UNCHECKED_MAX: usize = 24;
 /// Device memory that a thread keeps for its next copies.
 const SPARE_MAX: usize = 6;
 
+/// Buffers that wait to be dropped by another thread.
+const PARKED_MAX: usize = 16;
+
 /// A copy that was enqueued.
 struct Copied {
     memory: SimBuffer,
@@ -213,7 +216,13 @@ impl Worker {
         if world.options.plant == Plant::Leak && world.to_plant.swap(false, Ordering::SeqCst) {
             std::mem::forget(held);
         } else if self.random.one_in(8) {
-            world.parked.lock().expect("no panic holds it").push(held);
+            let mut parked = world.parked.lock().expect("no panic holds it");
+            parked.push(held);
+            let is_full = parked.len() > PARKED_MAX;
+            drop(parked);
+            if is_full {
+                self.drop_a_parked_one();
+            }
         }
     }
 

@@ -97,7 +97,11 @@ impl Cleaner {
     /// Sleeps until rung, or until something on a shelf is too old, or it is time to look at what graphs hold.
     pub(super) fn park(&mut self) {
         let Self { ageing, home, .. } = &*self;
-        let must_look = || self.must_look() || self.is_ending() || self.home.sleepers.any();
+        // What was rung for just before this thread says that it sleeps has to be seen here: that ring is lost.
+        let must_look = || {
+            let is_told = self.home.cleaner_is_held() || self.home.time_order().is_some();
+            is_told || self.must_look() || self.is_ending() || self.home.sleepers.any()
+        };
         let next_look = ageing.max_idle.and_then(|max_idle| {
             let max_age = |class| max_age(max_idle, ageing.passed_over, class);
             let due = home.shelf.next_due(max_age)?;
@@ -147,4 +151,28 @@ impl Cleaner {
 fn max_age(max_idle: Duration, passed_over: u64, class: SizeClass) -> Duration {
     let others = passed_over & !(1 << class.index());
     if others == 0 { max_idle } else { (max_idle / PRESSED).max(TICK) }
+}
+
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+    use crate::driver::Driver;
+    use crate::sync::thread;
+
+    #[test]
+    fn a_hold_that_comes_just_before_the_cleaner_sleeps_is_not_slept_through() {
+        let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
+        // A cleaner that has just looked whether it is held, and found that it has nothing to do.
+        let _ = home.bell.ring();
+        let mut cleaner = Cleaner::new(home.clone());
+        home.count_hold();
+        home.bell.nudge();
+        let sleeps = thread::spawn(move || cleaner.park());
+        let deadline = std::time::Instant::now() + Duration::from_secs(5);
+        while !sleeps.is_finished() && std::time::Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert!(sleeps.is_finished(), "whoever holds the cleaner waits for a thread that sleeps");
+    }
 }

@@ -24,11 +24,16 @@ impl Home {
     /// When it returns, the cleaner does nothing until `release_cleaner`.
     #[cfg(feature = "sim")]
     pub(crate) fn hold_cleaner(self: &Arc<Self>) {
-        self.cleaner_holds.fetch_add(1, Ordering::SeqCst);
+        self.count_hold();
         // A thread that does not exist looks at the hold before anything else when it is started.
         self.bell.nudge();
         self.progress
             .wait_until(None, || self.cleaner_rests.load(Ordering::SeqCst) || self.bell.is_stopped());
+    }
+
+    #[cfg(feature = "sim")]
+    pub(crate) fn count_hold(&self) {
+        self.cleaner_holds.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Lets time pass for the pool's policies, and waits until the cleaner has looked at what that means.

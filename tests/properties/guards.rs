@@ -5,11 +5,13 @@ use crate::device::Mark;
 use crate::ensure;
 use crate::model::{Fate, Place, Returned};
 use crate::script::{KIB, Text};
-use crate::world::{Copied, Outcome, World};
+use crate::world::{Copied, Outcome, World, patience};
+use pinpool::sim::Fault;
 use pinpool::{Error, PinnedBuffer};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, LazyLock};
+use std::time::Instant;
 
 /// As large as the largest class that scripts use.
 pub const TABLE_BYTES: usize = 2048 * KIB;
@@ -110,8 +112,9 @@ impl World {
         if guard.uses.iter().all(|mark| mark.is_done()) {
             return action(&mut guard.buffer);
         }
-        let buffer = &mut guard.buffer;
+        let (buffer, stuck) = (&mut guard.buffer, &mut self.stuck);
         let device = &mut self.device;
+        let deadline = Instant::now() + patience();
         let queries = device.sim.calls("cuEventQuery");
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| action(buffer));
@@ -121,6 +124,10 @@ impl World {
             device.release_all();
             while !waiter.is_finished() {
                 device.step();
+                if Instant::now() > deadline && !std::mem::replace(stuck, true) {
+                    // So that the waiter gives up, and the script with it.
+                    device.sim.fail("cuEventQuery", Fault::always(999));
+                }
                 std::thread::yield_now();
             }
             waiter.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -298,7 +305,8 @@ impl World {
 
     pub fn assume_quiescent(&mut self, index: usize) -> Outcome {
         let guard = &mut self.guards[index];
-        if guard.is_done() {
+        // A stream that was recorded and did not copy may be far behind.
+        if guard.copies.iter().all(|copy| copy.mark.is_done()) {
             // SAFETY: every copy from and to the buffer is done.
             unsafe { guard.buffer.assume_quiescent() };
             guard.fate = Fate::Proven;

@@ -24,7 +24,7 @@ use std::time::Instant;
 use world::World;
 
 /// Cases of each test.
-const CASES: u32 = 600;
+const CASES: u32 = 500;
 
 /// Runs one script; the number of the operation that went wrong, and how.
 fn run(setup: &Setup, script: &[Op]) -> Result<(), String> {

@@ -71,9 +71,10 @@ impl Block {
 }
 
 impl Returned {
-    /// Whether nothing touches the bytes: only then may the pool.
+    /// Whether nothing touches the bytes, as far as the pool can know: only then may the pool.
     pub fn may(&self) -> bool {
-        self.copies.iter().chain(&self.uses).all(|mark| mark.is_done())
+        let is_recorded_done = self.fate == Fate::Proven || self.uses.iter().all(|mark| mark.is_done());
+        is_recorded_done && self.copies.iter().all(|mark| mark.is_done())
     }
 
     fn waits_for_contexts(&self, pinned: bool, reads_pageable: bool) -> bool {

@@ -40,6 +40,8 @@ pub struct World {
     pub pool: PinnedPool,
     pub device: Device,
     pub turn: u8,
+    /// A wait for recorded uses did not end although all of them were done.
+    pub stuck: bool,
 }
 
 pub fn patience() -> Duration {
@@ -86,6 +88,7 @@ impl World {
             pool,
             device,
             turn: 0,
+            stuck: false,
         }
     }
 
@@ -170,6 +173,7 @@ impl World {
 
     /// After every operation.
     fn check(&mut self) -> Outcome {
+        ensure!(!self.stuck, "a wait for recorded uses does not end");
         let violations = self.device.sim.take_violations();
         ensure!(violations.is_empty(), "the device found: {violations:?}");
         let is_done = |copied: &Copied| copied.mark.as_ref().is_none_or(|mark| mark.is_done());
