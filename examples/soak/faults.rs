@@ -6,7 +6,7 @@ use pinpool::sim::Fault;
 use std::time::Duration;
 
 /// While more than this is leaked, nothing is done that would make the pool leak more.
-const QUARANTINE_MAX_BYTES: usize = 128 << 20;
+const QUARANTINE_MAX_BYTES: usize = 256 << 20;
 
 type Named = (&'static str, &'static str, fn(&mut Random) -> Fault);
 
@@ -42,7 +42,7 @@ pub fn choose(world: &World, quarantined_bytes: usize, random: &mut Random) -> V
     }
     let mut chosen: Vec<&Named> = MILD.iter().filter(|_| random.one_in(5)).collect();
     if mode == Faults::Hard && quarantined_bytes < QUARANTINE_MAX_BYTES {
-        chosen.extend(HARD.iter().filter(|_| random.one_in(3)));
+        chosen.extend(HARD.iter().filter(|_| random.one_in(10)));
     }
     for (_, call, fault) in &chosen {
         let fault = fault(random);

@@ -169,9 +169,9 @@ mod tests {
         home.count_hold();
         home.bell.nudge();
         let sleeps = thread::spawn(move || cleaner.park());
-        let deadline = std::time::Instant::now() + Duration::from_secs(5);
-        while !sleeps.is_finished() && std::time::Instant::now() < deadline {
-            std::thread::yield_now();
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !sleeps.is_finished() && Instant::now() < deadline {
+            thread::yield_now();
         }
         assert!(sleeps.is_finished(), "whoever holds the cleaner waits for a thread that sleeps");
     }

@@ -18,8 +18,8 @@ mod world;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use script::{KIB, Op, Profile, Setup};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 use world::World;
 
@@ -69,15 +69,26 @@ fn check(profile: Profile) {
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let random = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let started = Instant::now();
-    let result =
-        TestRunner::new_with_rng(config, random).run(&script::scripts(profile), |(setup, script)| {
-            run(&setup, &script).map_err(|why| {
-                world::PATIENCE_MS.store(500, Ordering::Relaxed);
-                TestCaseError::fail(why)
-            })
-        });
+    let slow = Cell::new(0);
+    let mut runner = TestRunner::new_with_rng(config, random);
+    let result = runner.run(&script::scripts(profile), |(setup, script)| match run(&setup, &script) {
+        Err(why) if why.ends_with(world::TOO_SLOW) => {
+            slow.set(slow.get() + 1);
+            Ok(())
+        }
+        outcome => outcome.map_err(|why| {
+            world::PATIENCE_MS.set(500);
+            TestCaseError::fail(why)
+        }),
+    });
+    assert!(slow.get() <= 1 + cases / 50, "{}: {} shutdowns did not end in time", profile.name, slow.get());
     match result {
-        Ok(()) => eprintln!("{}: {cases} cases in {:?}", profile.name, started.elapsed()),
+        Ok(()) => eprintln!(
+            "{}: {cases} cases in {:?} ({} without a verdict)",
+            profile.name,
+            started.elapsed(),
+            slow.get()
+        ),
         Err(TestError::Fail(why, (setup, script))) => panic!(
             "{} (PINPOOL_PROPERTY_SEED={seed}): {} operations fail: {why}\n\n{}",
             profile.name,

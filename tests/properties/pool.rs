@@ -3,7 +3,7 @@
 use crate::ensure;
 use crate::model::{Block, Place};
 use crate::script::How;
-use crate::world::{Outcome, World, class_of, patience};
+use crate::world::{Outcome, TOO_SLOW, World, class_of, patience};
 use pinpool::Stats;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -279,7 +279,7 @@ impl World {
     pub fn shut_down(&mut self) -> Outcome {
         self.model.gave_up |= self.pool.stats().queued_buffers > 0;
         let report = self.pool.shutdown();
-        ensure!(report.completed, "{report:?}");
+        ensure!(report.completed, "{TOO_SLOW}");
         let live = self.live();
         let loose = self.model.loose();
         let mut left = Vec::new();

@@ -10,13 +10,19 @@ use crate::model::{Fate, Model, Returned};
 use crate::script::{KIB, Op, Setup};
 use pinpool::sim::SimBuffer;
 use pinpool::{CleanerHold, ContextWaitHold, Driver, PinnedPool};
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Long enough that only a hang reaches it; shorter once something has failed, so that shrinking gets somewhere.
-pub static PATIENCE_MS: AtomicU64 = AtomicU64::new(20_000);
+thread_local! {
+    /// Long enough that only a hang reaches it; shorter once something has failed, so that shrinking gets somewhere.
+    pub static PATIENCE_MS: Cell<u64> = const { Cell::new(20_000) };
+}
+
+/// Why a script is given up on without a verdict: a shutdown waits half a second for its threads to leave the driver, and on
+/// a machine that is busy enough that is too short.
+pub const TOO_SLOW: &str = "the machine was too slow for a shutdown";
 
 const GUARDS_MAX: usize = 8;
 
@@ -45,7 +51,7 @@ pub struct World {
 }
 
 pub fn patience() -> Duration {
-    Duration::from_millis(PATIENCE_MS.load(Ordering::Relaxed))
+    Duration::from_millis(PATIENCE_MS.get())
 }
 
 impl World {
