@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{KIB, MIB, Rig, until};
+use common::{KIB, MIB, Rig, unlock_call, until};
 use pinpool::sim::{Fault, Sim};
 
 const LEN: usize = 64 * KIB;
@@ -66,7 +66,7 @@ fn behind_a_stuck_device_a_take_asks_little() {
 fn behind_a_driver_that_hangs_pageable_memory_is_freed_all_the_same() {
     let rig = Rig::new();
     rig.shelve(MIB, 1);
-    rig.sim.fail("cuMemHostUnregister", Fault::hang());
+    rig.sim.fail(unlock_call(), Fault::hang());
     rig.pool.set_max_pooled_bytes(0);
     until("the release lane hangs", || rig.sim.hanging_calls() > 0);
     // 3 GiB, mapped and not touched, one after the other.
@@ -97,7 +97,7 @@ fn the_cap_covers_what_is_idle_and_the_rest_is_counted() {
     let mut waiting = rig.pool.take(LEN);
     waiting.record_last_use(&stream).unwrap();
     drop(waiting);
-    rig.sim.fail("cuMemHostUnregister", Fault::hang());
+    rig.sim.fail(unlock_call(), Fault::hang());
     rig.pool.trim_to(LEN);
     until("the release lane hangs", || rig.sim.hanging_calls() > 0);
     let stats = rig.pool.stats();

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{KIB, Rig};
+use common::{KIB, Rig, lock_call, unlock_call};
 use pinpool::sim::Sim;
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn capped(cap_bytes: usize) -> Rig {
 }
 
 fn driver_calls(rig: &Rig) -> u64 {
-    rig.sim.calls("cuMemHostRegister") + rig.sim.calls("cuMemHostUnregister")
+    rig.sim.calls(lock_call()) + rig.sim.calls(unlock_call())
 }
 
 /// Calls of the driver in so many rounds, after the pool has found its way.

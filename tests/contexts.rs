@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{KIB, Rig, copy_to_device, in_time, pattern};
+use common::{KIB, Rig, copy_to_device, in_time, locked_bytes, pattern};
 use pinpool::PinnedPool;
 use pinpool::sim::Sim;
 use std::sync::Arc;
@@ -78,10 +78,7 @@ fn everything_is_page_locked_for_all_contexts_and_no_event_takes_the_time() {
     let stream = rig.context.stream();
     rig.shelve(LEN, 3);
     rig.pool.prewarm(8 * KIB, 1).unwrap();
-    assert_eq!(
-        (rig.sim.registered_bytes(), rig.sim.portable_bytes()),
-        (3 * LEN + 8 * KIB, 3 * LEN + 8 * KIB)
-    );
+    assert_eq!((locked_bytes(&rig.sim), rig.sim.portable_bytes()), (3 * LEN + 8 * KIB, 3 * LEN + 8 * KIB));
     rig.pool.take(LEN).record_last_use(&stream).unwrap();
     assert_eq!(rig.sim.calls("cuEventCreate"), 1);
     assert_eq!(rig.sim.timed_events(), 0);

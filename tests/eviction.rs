@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{KIB, MIB, PATIENCE, Rig};
+use common::{KIB, MIB, PATIENCE, Rig, lock_call, locked, unlock_call};
 use pinpool::sim::Sim;
 
 fn capped(cap_bytes: usize) -> Rig {
@@ -94,7 +94,7 @@ fn lowering_the_cap_under_a_hanging_driver_returns_all_the_same() {
     use pinpool::sim::Fault;
     let rig = capped(usize::MAX);
     rig.shelve(64 * KIB, 8);
-    rig.sim.fail("cuMemHostUnregister", Fault::hang());
+    rig.sim.fail(unlock_call(), Fault::hang());
     rig.pool.set_max_pooled_bytes(0);
     let stats = rig.pool.stats();
     assert_eq!((stats.pooled_bytes, stats.retiring_bytes), (0, 8 * 64 * KIB));
@@ -128,7 +128,7 @@ fn what_waits_for_the_device_is_not_evicted() {
     rig.pool.set_max_pooled_bytes(0);
     rig.pool.clear();
     rig.sim.run_until_idle();
-    assert_eq!(rig.sim.live_registrations(), [(address, 64 * KIB)]);
+    assert_eq!(locked(&rig.sim), [(address, 64 * KIB)]);
     stream.release();
     rig.sim.run_until_idle();
     rig.drain();
@@ -249,7 +249,7 @@ fn within_a_class_the_block_that_lay_longest_goes_first() {
 fn a_cap_lowered_while_a_block_is_page_locked_holds_for_that_block() {
     use pinpool::sim::Fault;
     let rig = capped(usize::MAX);
-    rig.sim.fail("cuMemHostRegister", Fault::hang());
+    rig.sim.fail(lock_call(), Fault::hang());
     drop(rig.pool.take(64 * KIB));
     common::until("the registration hangs", || rig.sim.hanging_calls() > 0);
     rig.pool.set_max_pooled_bytes(4 * KIB);
@@ -280,7 +280,7 @@ fn a_drain_waits_for_what_is_not_kept() {
     let rig = capped(usize::MAX);
     let buffer = rig.pinned(64 * KIB);
     rig.pool.set_max_pooled_bytes(0);
-    rig.sim.fail("cuMemHostUnregister", Fault::hang());
+    rig.sim.fail(unlock_call(), Fault::hang());
     drop(buffer);
     let settled = rig.pool.drain(std::time::Duration::from_millis(50));
     rig.sim.clear_faults();

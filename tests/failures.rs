@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{KIB, PATIENCE, Rig, all_zero};
+use common::{KIB, PATIENCE, Rig, all_zero, lock_call, lock_symbol, locked, unlock_call};
 use pinpool::Error;
 use pinpool::sim::Fault;
 
@@ -12,7 +12,7 @@ const LEN: usize = 64 * KIB;
 fn a_refused_registration_leaves_the_block_pageable_counted_and_freed() {
     for code in [1, 2, 712, 999] {
         let rig = Rig::new();
-        rig.sim.fail("cuMemHostRegister", Fault::once(code));
+        rig.sim.fail(lock_call(), Fault::once(code));
         rig.shelve(LEN, 1);
         let stats = rig.assert_balanced();
         assert_eq!(
@@ -33,11 +33,11 @@ fn a_refused_registration_leaves_the_block_pageable_counted_and_freed() {
 #[test]
 fn a_run_of_refusals_stops_the_attempts_for_a_while_and_blocks_are_pooled_unpinned() {
     let rig = Rig::new();
-    rig.sim.fail("cuMemHostRegister", Fault::always(2));
+    rig.sim.fail(lock_call(), Fault::always(2));
     for _ in 0..30 {
         rig.shelve(LEN, 1);
     }
-    let calls = rig.sim.calls("cuMemHostRegister");
+    let calls = rig.sim.calls(lock_call());
     assert!(calls <= 8, "{calls} attempts");
     let buffer = rig.pool.take(LEN);
     assert!(!buffer.is_pinned() && rig.pool.stats().unpinned_hits > 0);
@@ -48,12 +48,12 @@ fn a_run_of_refusals_stops_the_attempts_for_a_while_and_blocks_are_pooled_unpinn
 #[test]
 fn pauses_grow_while_the_driver_refuses_and_end_with_its_first_yes() {
     let rig = Rig::new();
-    rig.sim.fail("cuMemHostRegister", Fault::always(2));
+    rig.sim.fail(lock_call(), Fault::always(2));
     let attempts_after = |seconds| {
         rig.pool.let_time_pass(std::time::Duration::from_secs(seconds));
-        let before = rig.sim.calls("cuMemHostRegister");
+        let before = rig.sim.calls(lock_call());
         (0..20).for_each(|_| rig.shelve(LEN, 1));
-        rig.sim.calls("cuMemHostRegister") - before
+        rig.sim.calls(lock_call()) - before
     };
     assert_eq!(attempts_after(0), 8, "a run");
     assert_eq!((attempts_after(4), attempts_after(1)), (0, 1), "5 s, then one attempt");
@@ -73,7 +73,7 @@ fn pauses_grow_while_the_driver_refuses_and_end_with_its_first_yes() {
 #[test]
 fn a_limit_of_the_platform_leaves_what_fits_page_locked_and_the_rest_pageable() {
     let rig = Rig::with(pinpool::sim::Sim::new(), |builder| builder.max_idle_time(None));
-    rig.sim.fail("cuMemHostRegister", Fault::budget(3 * LEN, 2));
+    rig.sim.fail(lock_call(), Fault::budget(3 * LEN, 2));
     for _ in 0..20 {
         let buffers: Vec<_> = (0..6).map(|_| rig.pool.take(LEN)).collect();
         let pinned = buffers.iter().filter(|buffer| buffer.is_pinned()).count();
@@ -120,7 +120,7 @@ fn a_failed_unregistration_leaks_the_memory_and_counts_it() {
     let address = buffer.as_ptr() as usize;
     drop(buffer);
     rig.drain();
-    rig.sim.fail("cuMemHostUnregister", Fault::once(1));
+    rig.sim.fail(unlock_call(), Fault::once(1));
     rig.pool.clear();
     let stats = rig.assert_balanced();
     assert_eq!(
@@ -128,7 +128,7 @@ fn a_failed_unregistration_leaks_the_memory_and_counts_it() {
         (1, LEN, LEN)
     );
     // Never freed: the driver still has it registered, and the mapping is there.
-    assert_eq!(rig.sim.live_registrations(), [(address, LEN)]);
+    assert_eq!(locked(&rig.sim), [(address, LEN)]);
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let mapped = maps.lines().filter_map(|line| {
         let (start, end) = line.split_whitespace().next()?.split_once('-')?;
@@ -192,7 +192,7 @@ fn a_lost_device_quarantines_what_it_may_still_touch_and_takes_go_on() {
         rig.drain();
     }
     assert_eq!(rig.pool.stats().quarantined_pinned_bytes, LEN);
-    assert_eq!(rig.sim.calls("cuMemHostRegister"), 1, "a lost device is not asked to pin");
+    assert_eq!(rig.sim.calls(lock_call()), 1, "a lost device is not asked to pin");
     rig.finish();
 }
 
@@ -238,17 +238,20 @@ fn a_context_destroyed_under_the_pool_ends_no_take() {
 #[test]
 fn a_foreign_error_from_the_driver_is_shown_with_call_name_and_number() {
     let rig = Rig::new();
-    rig.sim.fail("cuMemHostRegister", Fault::once(2));
+    rig.sim.fail(lock_call(), Fault::once(2));
     let error = rig.pool.take_pinned(LEN).unwrap_err();
     assert!(matches!(&error, Error::NotPinned { bytes: LEN, .. }));
-    assert!(error.to_string().contains("cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (2)"), "{error}");
+    assert!(
+        error.to_string().contains(&format!("{}: CUDA_ERROR_OUT_OF_MEMORY (2)", lock_symbol())),
+        "{error}"
+    );
     rig.finish();
 }
 
 #[test]
 fn a_refused_registration_takes_no_room_under_the_ceiling() {
     let rig = Rig::with(pinpool::sim::Sim::new(), |builder| builder.max_registered_bytes(LEN));
-    rig.sim.fail("cuMemHostRegister", Fault::once(2));
+    rig.sim.fail(lock_call(), Fault::once(2));
     rig.shelve(LEN, 1);
     assert_eq!(rig.assert_balanced().registration_failures, 1);
     assert!(rig.pinned(LEN).driver_says_page_locked().unwrap());
@@ -260,7 +263,7 @@ fn refusals_with_successes_between_them_pause_nothing() {
     let rig = Rig::new();
     for _ in 0..3 {
         for nth in 0..5 {
-            rig.sim.fail("cuMemHostRegister", Fault::once(2));
+            rig.sim.fail(lock_call(), Fault::once(2));
             rig.shelve(LEN << nth, 1);
         }
         let buffer = rig.pinned(LEN);
@@ -314,7 +317,7 @@ fn a_lost_device_quarantines_the_blocks_that_were_out() {
 fn a_block_that_was_never_taken_is_in_the_books_when_it_cannot_be_unregistered() {
     let rig = Rig::new();
     rig.pool.prewarm(LEN, 1).unwrap();
-    rig.sim.fail("cuMemHostUnregister", Fault::once(1));
+    rig.sim.fail(unlock_call(), Fault::once(1));
     rig.pool.clear();
     let stats = rig.assert_balanced();
     assert_eq!((stats.evictions, stats.quarantined_pinned_bytes), (1, LEN));

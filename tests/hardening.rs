@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{KIB, MIB, PATIENCE, Rig, copy_to_device, pattern, until};
+use common::{KIB, MIB, PATIENCE, Rig, copy_to_device, lock_call, locked_bytes, pattern, until};
 use pinpool::PinnedPool;
 use pinpool::sim::{Fault, Sim};
 use std::time::{Duration, Instant};
@@ -98,7 +98,7 @@ fn timeouts_without_end_are_no_overflow() {
     assert!(pool.shutdown().completed);
     drop(pool.take(LEN));
     drop(pool);
-    until("closed", || sim.registered_bytes() == 0);
+    until("closed", || locked_bytes(&sim) == 0);
     drop(context);
 }
 
@@ -174,7 +174,7 @@ fn a_subscriber_may_take_and_drop_buffers_of_the_pool_that_reports() {
         let stream = rig.context.stream();
         let _ = buffer.record_last_use(&stream);
         drop(buffer);
-        rig.sim.fail("cuMemHostRegister", Fault::once(2));
+        rig.sim.fail(lock_call(), Fault::once(2));
         let _ = rig.pool.take_pinned(4 * KIB);
         rig.drain();
     });
@@ -219,7 +219,7 @@ fn hundreds_of_pools_streams_and_classes_at_once() {
     });
     assert!(second.iter().any(|pool| pool.stats().registered_bytes > 0));
     drop(pools);
-    until("every pool has let go", || sim.registered_bytes() == 0);
+    until("every pool has let go", || locked_bytes(&sim) == 0);
     sim.assert_clean();
 }
 
@@ -261,6 +261,6 @@ fn a_pool_that_is_dropped_waits_for_the_end_of_a_hold_and_of_a_capture_before_it
             std::thread::sleep(Duration::from_millis(30));
             drop(hold);
         }
-        until("the memory was leaked although the hold was over in time", || sim.registered_bytes() == 0);
+        until("the memory was leaked although the hold was over in time", || locked_bytes(&sim) == 0);
     }
 }

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{KIB, MIB, Rig, in_time, until};
+use common::{KIB, MIB, Rig, in_time, lock_call, unlock_call, until};
 use pinpool::PinnedBuffer;
 use pinpool::sim::{Fault, SimStream};
 use std::time::Duration;
@@ -135,7 +135,7 @@ fn a_registration_delays_neither_a_pinned_block_nor_a_context_wide_wait() {
     let stream = rig.context.stream();
     rig.shelve(LEN, 2);
     let (recorded, forgotten) = (rig.pool.take(LEN), rig.pool.take(LEN));
-    rig.sim.fail("cuMemHostRegister", Fault::hang());
+    rig.sim.fail(lock_call(), Fault::hang());
     drop(rig.pool.take(MIB));
     until("the registration hangs", || rig.sim.hanging_calls() > 0);
     return_recorded(recorded, &stream);
@@ -154,7 +154,7 @@ fn a_hanging_unregistration_delays_no_pinned_block() {
     let stream = rig.context.stream();
     rig.shelve(MIB, 1);
     let recorded = rig.pinned(LEN);
-    rig.sim.fail("cuMemHostUnregister", Fault::hang());
+    rig.sim.fail(unlock_call(), Fault::hang());
     rig.pool.trim_to(0);
     until("the unregistration hangs", || rig.sim.hanging_calls() > 0);
     return_recorded(recorded, &stream);

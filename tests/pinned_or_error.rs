@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{KIB, Rig};
+use common::{KIB, Rig, lock_call, lock_symbol, locked_bytes};
 use pinpool::sim::{Fault, Sim};
 use pinpool::{Driver, Error, PinnedPool};
 
@@ -42,11 +42,11 @@ fn page_locked_at_once_as_the_driver_says() {
     let rig = Rig::new();
     let buffer = rig.pool.take_pinned(LEN).unwrap();
     assert!(buffer.is_pinned() && buffer.driver_says_page_locked().unwrap() && common::all_zero(&buffer));
-    assert_eq!(rig.sim.registered_bytes(), LEN);
+    assert_eq!(locked_bytes(&rig.sim), LEN);
     drop(buffer);
     rig.drain();
     assert!(rig.pool.take_pinned(LEN).unwrap().is_pinned(), "and from the shelf");
-    assert_eq!(rig.sim.calls("cuMemHostRegister"), 1);
+    assert_eq!(rig.sim.calls(lock_call()), 1);
     rig.drain();
     assert_eq!(rig.pool.prewarm(LEN, 3).unwrap(), 3);
     let stats = rig.assert_balanced();
@@ -117,15 +117,16 @@ fn the_ceiling() {
 #[test]
 fn the_drivers_refusal_and_the_pause_after_several() {
     let rig = Rig::new();
-    rig.sim.fail("cuMemHostRegister", Fault::always(2));
+    rig.sim.fail(lock_call(), Fault::always(2));
+    let refusal = format!("{}: CUDA_ERROR_OUT_OF_MEMORY (2)", lock_symbol());
     for _ in 0..4 {
-        assert_not_pinned(&rig.pool, "cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (2)");
+        assert_not_pinned(&rig.pool, &refusal);
     }
-    let asked = rig.sim.calls("cuMemHostRegister");
+    let asked = rig.sim.calls(lock_call());
     assert_eq!(asked, 8, "after eight refusals in a row it pauses");
     assert_not_pinned(&rig.pool, "refused several times in a row, so page-locking pauses for some seconds");
-    assert_not_pinned(&rig.pool, "the last refusal was cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (2)");
-    assert_eq!(rig.sim.calls("cuMemHostRegister"), asked, "while it pauses nothing is asked");
+    assert_not_pinned(&rig.pool, &format!("the last refusal was {refusal}"));
+    assert_eq!(rig.sim.calls(lock_call()), asked, "while it pauses nothing is asked");
     assert_eq!(rig.assert_balanced().registration_failures, 8);
     rig.finish();
 }
@@ -133,7 +134,7 @@ fn the_drivers_refusal_and_the_pause_after_several() {
 #[test]
 fn a_lost_device() {
     let rig = Rig::new();
-    rig.sim.fail("cuMemHostRegister", Fault::once(700));
+    rig.sim.fail(lock_call(), Fault::once(700));
     let error = rig.pool.take_pinned(LEN).unwrap_err();
     assert!(error.to_string().contains("CUDA_ERROR_ILLEGAL_ADDRESS (700)"), "{error}");
     assert_not_pinned(&rig.pool, "the device is lost");
@@ -143,7 +144,7 @@ fn a_lost_device() {
 #[test]
 fn a_context_that_is_gone_is_asked_for_again() {
     let rig = Rig::new();
-    rig.sim.fail("cuMemHostRegister", Fault::once(709));
+    rig.sim.fail(lock_call(), Fault::once(709));
     let error = rig.pool.take_pinned(LEN).unwrap_err();
     assert!(error.to_string().contains("CUDA_ERROR_CONTEXT_IS_DESTROYED (709)"), "{error}");
     assert!(rig.pool.take_pinned(LEN).unwrap().is_pinned(), "it is active, so it is learned again");
@@ -160,7 +161,7 @@ fn prewarm_stops_at_the_cap_and_says_how_many() {
         let refused = rig.pool.prewarm(bytes, 1).unwrap_err().to_string();
         assert!(refused.contains("max_pooled_bytes is 327680"), "{refused}");
     }
-    assert_eq!(rig.sim.calls("cuMemHostRegister"), 5, "nothing is page-locked that could not be kept");
+    assert_eq!(rig.sim.calls(lock_call()), 5, "nothing is page-locked that could not be kept");
     assert_eq!(rig.assert_balanced().pooled_bytes, 5 * LEN);
     rig.finish();
 }
@@ -168,7 +169,7 @@ fn prewarm_stops_at_the_cap_and_says_how_many() {
 #[test]
 fn prewarm_reports_what_it_could_do_before_a_refusal() {
     let rig = Rig::new();
-    rig.sim.fail("cuMemHostRegister", Fault::nth(3, 2));
+    rig.sim.fail(lock_call(), Fault::nth(3, 2));
     assert_eq!(rig.pool.prewarm(LEN, 5).unwrap(), 2);
     assert_eq!(rig.assert_balanced().registration_failures, 1);
     rig.finish();

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{KIB, Rig};
+use common::{KIB, Rig, lock_call, locked, unlock_call};
 use pinpool::pin::{Pinned, Region, pin_all};
 use pinpool::regions::{self, Coverage, ExternalRegion};
 use pinpool::sim::{Fault, Sim};
@@ -28,9 +28,9 @@ fn a_block_is_known_from_its_registration_to_its_unregistration() {
     let before = regions::live_count();
     let fresh = rig.pool.take(LEN);
     assert_eq!(regions::covering(&fresh), Coverage::None, "a miss is pageable");
-    let base = fresh.as_ptr();
     drop(fresh);
     rig.drain();
+    let base = locked(&rig.sim)[0].0 as *const u8;
     assert!(regions::is_pinned(base) && regions::live_count() == before + 1, "on its shelf");
     let buffer = rig.pool.take(LEN - 5);
     assert_eq!(buffer.as_ptr(), base);
@@ -72,7 +72,7 @@ fn what_stays_registered_stays_known() {
         buffer.as_ptr()
     };
     rig.drain();
-    rig.sim.fail("cuMemHostUnregister", Fault::once(1));
+    rig.sim.fail(unlock_call(), Fault::once(1));
     rig.pool.clear();
     assert_eq!(rig.pool.stats().quarantined_pinned_bytes, LEN);
     assert!(regions::is_pinned(base));
@@ -84,7 +84,7 @@ fn a_refused_registration_is_not_known() {
     let _turn = alone();
     let rig = Rig::new();
     let before = regions::live_count();
-    rig.sim.fail("cuMemHostRegister", Fault::always(2));
+    rig.sim.fail(lock_call(), Fault::always(2));
     assert!(rig.pool.take_pinned(LEN).is_err());
     rig.shelve(LEN, 1);
     assert_eq!(regions::live_count(), before);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{KIB, MIB, Rig};
+use common::{KIB, MIB, Rig, lock_call, unlock_call};
 use pinpool::sim::Fault;
 use pinpool::{ClassStats, Stats};
 
@@ -19,7 +19,7 @@ fn busy_rig() -> Rig {
         rig.sim.run_until_idle();
         rig.drain();
     }
-    rig.sim.fail("cuMemHostRegister", Fault::once(2));
+    rig.sim.fail(lock_call(), Fault::once(2));
     rig.shelve(2 * MIB, 1);
     rig.sim.fail("cuEventRecord", Fault::once(999));
     let mut buffer = rig.pinned(64 * KIB);
@@ -30,7 +30,7 @@ fn busy_rig() -> Rig {
     buffer.record_last_use(&stream).unwrap();
     drop(buffer);
     rig.drain();
-    rig.sim.fail("cuMemHostUnregister", Fault::once(1));
+    rig.sim.fail(unlock_call(), Fault::once(1));
     rig.pool.trim_to(16 * KIB);
     rig.drain();
     rig

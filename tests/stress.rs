@@ -7,7 +7,7 @@
 
 mod common;
 
-use common::{KIB, MIB, PATIENCE, copy_to_device};
+use common::{KIB, MIB, PATIENCE, copy_to_device, lock_call, locked_bytes, unlock_call};
 use pinpool::sim::{Fault, Sim, SimBuffer, SimContext, SimStream};
 use pinpool::{PinnedBuffer, PinnedPool};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -241,8 +241,8 @@ fn govern(world: &World, pool: &PinnedPool, random: &mut Random, until: Instant)
 
 fn arm_faults(sim: &Sim, random: &mut Random) {
     for (name, code) in [
-        ("cuMemHostRegister", 2),
-        ("cuMemHostUnregister", 1),
+        (lock_call(), 2),
+        (unlock_call(), 1),
         ("cuEventRecord", 999),
         ("cuEventQuery", 999),
         ("cuEventCreate", 2),
@@ -311,11 +311,7 @@ fn check(world: &World, pool: &PinnedPool, ceiling: usize) {
     assert!(pool.drain(PATIENCE), "the pool did not settle: {:#?}", pool.stats());
     let stats = pool.stats();
     assert!(stats.is_balanced(), "the accounts do not balance: {stats:#?}");
-    assert_eq!(
-        stats.registered_bytes,
-        world.sim.registered_bytes(),
-        "the driver counts otherwise: {stats:#?}"
-    );
+    assert_eq!(stats.registered_bytes, locked_bytes(&world.sim), "the driver counts otherwise: {stats:#?}");
     assert!(stats.peak_registered_bytes <= ceiling, "the ceiling was exceeded: {stats:#?}");
     assert_eq!(stats.hits + stats.unpinned_hits + stats.harvested + stats.misses, stats.returned);
     assert_eq!((stats.queued_buffers, stats.checked_out_buffers), (0, 0), "{stats:#?}");
@@ -325,7 +321,7 @@ fn check(world: &World, pool: &PinnedPool, ceiling: usize) {
     let stats = pool.stats();
     assert!(stats.is_balanced(), "the accounts do not balance: {stats:#?}");
     assert_eq!(stats.registered_bytes, stats.quarantined_pinned_bytes, "{stats:#?}");
-    assert_eq!(stats.registered_bytes, world.sim.registered_bytes(), "{stats:#?}");
+    assert_eq!(stats.registered_bytes, locked_bytes(&world.sim), "{stats:#?}");
     world.sim.assert_clean();
 }
 

@@ -8,6 +8,8 @@ use super::cuda::Cuda;
 use super::host_memory::HostAllocation;
 use super::state::{ContextRef, State};
 
+/// CU_MEMHOSTALLOC_PORTABLE.
+const PORTABLE: u32 = 1;
 /// CU_MEMHOSTALLOC_DEVICEMAP, which unified addressing implies.
 const DEVICE_MAP: u32 = 2;
 /// Portable, device-mapped, write-combined.
@@ -57,6 +59,18 @@ impl State {
     pub(super) fn allocated_bytes(&self, managed: bool) -> usize {
         let of_kind = self.host_allocations.values().filter(|piece| piece.is_managed() == managed);
         of_kind.map(HostPiece::bytes).sum()
+    }
+
+    /// The part of `cuMemHostAlloc`'s that is page-locked for every context.
+    pub(super) fn portable_allocated_bytes(&self) -> usize {
+        let portable = self.host_allocations.values().filter(|piece| piece.flags & PORTABLE != 0);
+        portable.map(HostPiece::bytes).sum()
+    }
+
+    /// Address and bytes of each.
+    pub(super) fn allocations(&self, managed: bool) -> Vec<(usize, usize)> {
+        let of_kind = self.host_allocations.iter().filter(|(_, piece)| piece.is_managed() == managed);
+        of_kind.map(|(address, piece)| (*address, piece.bytes())).collect()
     }
 
     /// The allocations of a context are gone for the driver. The memory stays, so that a test in which somebody

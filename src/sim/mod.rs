@@ -304,16 +304,22 @@ impl Sim {
         self.core().state.lock().registered_bytes()
     }
 
-    /// The part of [`registered_bytes`](Self::registered_bytes) that was registered with
-    /// `CU_MEMHOSTREGISTER_PORTABLE`.
+    /// Bytes that are page-locked for every context: registered with `CU_MEMHOSTREGISTER_PORTABLE`, or allocated with
+    /// `CU_MEMHOSTALLOC_PORTABLE`.
     pub fn portable_bytes(&self) -> usize {
         let state = self.core().state.lock();
-        state.registrations.values().filter(|one| one.is_portable).map(|one| one.bytes).sum()
+        let registered = state.registrations.values().filter(|one| one.is_portable).map(|one| one.bytes);
+        registered.sum::<usize>() + state.portable_allocated_bytes()
     }
 
     /// Bytes of `cuMemHostAlloc` that are not freed.
     pub fn allocated_host_bytes(&self) -> usize {
         self.core().state.lock().allocated_bytes(false)
+    }
+
+    /// Address and size in bytes of each allocation of `cuMemHostAlloc`, by address.
+    pub fn live_host_allocations(&self) -> Vec<(usize, usize)> {
+        self.core().state.lock().allocations(false)
     }
 
     /// Bytes of managed memory that are not freed.

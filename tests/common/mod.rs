@@ -28,9 +28,27 @@ pub fn lock_call() -> &'static str {
     if backing() == Backing::HostPinned { "cuMemHostAlloc" } else { "cuMemHostRegister" }
 }
 
+/// The same, as an error names it.
+pub fn lock_symbol() -> &'static str {
+    if backing() == Backing::HostPinned { "cuMemHostAlloc" } else { "cuMemHostRegister_v2" }
+}
+
 /// The driver call that ends it.
 pub fn unlock_call() -> &'static str {
     if backing() == Backing::HostPinned { "cuMemFreeHost" } else { "cuMemHostUnregister" }
+}
+
+/// Whether the pool page-locks its own pages, so that a buffer stays where it is.
+pub fn locks_its_own_pages() -> bool {
+    backing() != Backing::HostPinned
+}
+
+/// Address and bytes of what the device says is page-locked.
+pub fn locked(sim: &Sim) -> Vec<(usize, usize)> {
+    let mut all = sim.live_registrations();
+    all.extend(sim.live_host_allocations());
+    all.sort_unstable();
+    all
 }
 
 /// Bytes that the device says are page-locked.
