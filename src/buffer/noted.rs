@@ -10,15 +10,15 @@ use crate::stream::{AsStream, StreamRef};
 impl PinnedBuffer {
     /// Notes that a copy from the buffer is about to be enqueued on `stream`, by code that is not ours.
     pub(crate) fn note_device_read(&self, stream: &impl AsStream) {
-        stream.with_stream_ref(|stream| self.note(stream, false));
+        stream.with_stream_ref(|stream| _ = self.note(stream, false));
     }
 
     /// Notes that a copy into the buffer is about to be enqueued on `stream`, by code that is not ours. Waits
-    /// for the uses noted before, whose bytes the copy would overwrite.
-    pub(crate) fn note_device_write(&mut self, stream: &impl AsStream) {
+    /// for the uses noted before, whose bytes the copy would overwrite. True when the stream captures it.
+    pub(crate) fn note_device_write(&mut self, stream: &impl AsStream) -> bool {
         self.before_write();
         self.dirty = Dirty::Everything;
-        stream.with_stream_ref(|stream| self.note(stream, true));
+        stream.with_stream_ref(|stream| self.note(stream, true))
     }
 
     /// A copy into the buffer that will be recorded was enqueued: reads wait for it.
@@ -26,10 +26,11 @@ impl PinnedBuffer {
         self.flags.add(WRITES);
     }
 
-    pub(crate) fn note(&self, stream: &StreamRef<'_>, writes: bool) {
+    /// True when the stream captures the use.
+    pub(crate) fn note(&self, stream: &StreamRef<'_>, writes: bool) -> bool {
         let home = &self.home;
         if home.fork.is_child() {
-            return;
+            return false;
         }
         let ours = stream.driver == home.driver.api().identity();
         let noted = ours.then(|| {
@@ -40,7 +41,8 @@ impl PinnedBuffer {
             // Also from pageable memory: a replay reads that too.
             Some(Noted::Captured) => {
                 let kind = if writes { CAPTURED | CAPTURED_WRITE } else { CAPTURED };
-                return captured::note(home, self.block(), &self.flags, stream, kind);
+                captured::note(home, self.block(), &self.flags, stream, kind);
+                return true;
             }
             Some(Noted::Use(_)) => home.captures.seen_without(stream),
             None => {}
@@ -49,7 +51,7 @@ impl PinnedBuffer {
         // device reaches pageable memory itself; without a device there is none.
         let is_over_at_once = !self.block().is_pinned() && !home.contexts.any_reads_pageable(&home.driver);
         if is_over_at_once || !home.device_in_use() {
-            return;
+            return false;
         }
         let also = if writes { WRITES } else { 0 };
         match noted {
@@ -61,5 +63,6 @@ impl PinnedBuffer {
             // It may be the same device under another name, for example with a pool over the runtime.
             _ => self.flags.add(FOREIGN | also),
         }
+        false
     }
 }

@@ -5,7 +5,9 @@ use crate::driver::exit::Visit;
 use crate::error::{CallError, Error};
 use crate::regions;
 use crate::sync::fixed::Mutex;
-use cudarc::driver::sys::CUstreamCaptureStatus;
+use cudarc::driver::sys::{
+    CUresult, CUstreamCaptureMode, CUstreamCaptureStatus, cuThreadExchangeStreamCaptureMode,
+};
 use cudarc::driver::{CudaStream, DevicePtrMut, result};
 use std::collections::BTreeSet;
 use std::panic::Location;
@@ -66,10 +68,25 @@ pub fn copy_h2d_async<D: DevicePtrMut<u8> + ?Sized>(
         warn_once(caller, src.len());
         // Also after an error: an earlier piece may be under way.
         // SAFETY: the stream is alive while it is borrowed.
-        let synchronized = unsafe { result::stream::synchronize(stream.cu_stream()) };
+        let synchronize = || unsafe { result::stream::synchronize(stream.cu_stream()) };
+        let synchronized = in_relaxed_mode(synchronize);
         copied = copied.and(synchronized.map_err(|error| named("cuStreamSynchronize", error)));
     }
     copied
+}
+
+/// A wait for a stream that captures nothing is refused in a thread's default mode, and breaks the capture, while
+/// another stream captures.
+fn in_relaxed_mode<R>(action: impl FnOnce() -> R) -> R {
+    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: cuThreadExchangeStreamCaptureMode reads and writes one enum.
+    let changed = unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) };
+    let result = action();
+    if changed == CUresult::CUDA_SUCCESS {
+        // SAFETY: as above; it is the mode that the thread had.
+        let _ = unsafe { cuThreadExchangeStreamCaptureMode(&mut mode) };
+    }
+    result
 }
 
 fn named(call: &'static str, error: cudarc::driver::DriverError) -> Error {

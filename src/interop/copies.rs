@@ -139,7 +139,7 @@ impl PinnedBuffer {
         match enqueued {
             Ok(()) => self.record_last_use(stream),
             Err(error) => {
-                stream.with_stream_ref(|stream| self.note(stream, direction == Direction::ToHost));
+                stream.with_stream_ref(|stream| _ = self.note(stream, direction == Direction::ToHost));
                 Err(CallError::new(call, error.0 as u32).into())
             }
         }

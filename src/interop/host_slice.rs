@@ -12,6 +12,12 @@ use crate::views::{View, ViewMut};
 use bytemuck::Pod;
 use cudarc::driver::{CudaStream, HostSlice, SyncOnDrop};
 
+/// The caller's thread waits: a copy into the guard is synchronous, as into ordinary memory. Should cudarc not get to
+/// it, the next access waits for the note. What is captured is not executed, and a wait would break the capture.
+fn after_copy(is_captured: bool, stream: &CudaStream) -> SyncOnDrop<'_> {
+    SyncOnDrop::Sync((!is_captured).then_some(stream))
+}
+
 impl HostSlice<u8> for PinnedBuffer {
     fn len(&self) -> usize {
         PinnedBuffer::len(self)
@@ -28,10 +34,8 @@ impl HostSlice<u8> for PinnedBuffer {
         &'a mut self,
         stream: &'a CudaStream,
     ) -> (&'a mut [u8], SyncOnDrop<'a>) {
-        self.note_device_write(stream);
-        // The caller's thread waits: a copy into the guard is synchronous, as into ordinary memory. Should
-        // cudarc not get to it, the next access waits for the note.
-        (self.destination(), SyncOnDrop::Sync(Some(stream)))
+        let after = after_copy(self.note_device_write(stream), stream);
+        (self.destination(), after)
     }
 }
 
@@ -76,8 +80,8 @@ impl<T: Pod> HostSlice<T> for ViewMut<'_, T> {
         if <[T]>::is_empty(self) {
             return (&mut [], SyncOnDrop::Sync(None));
         }
-        self.buffer_mut().note_device_write(stream);
-        (self.destination(), SyncOnDrop::Sync(Some(stream)))
+        let after = after_copy(self.buffer_mut().note_device_write(stream), stream);
+        (self.destination(), after)
     }
 }
 
@@ -99,8 +103,8 @@ impl<C: Pinnable> HostSlice<C::Element> for Pinned<C> {
         &'a mut self,
         stream: &'a CudaStream,
     ) -> (&'a mut [C::Element], SyncOnDrop<'a>) {
-        self.buffer_mut().note_device_write(stream);
+        let after = after_copy(self.buffer_mut().note_device_write(stream), stream);
         let bytes = self.buffer_mut().destination();
-        (bytemuck::cast_slice_mut(bytes), SyncOnDrop::Sync(Some(stream)))
+        (bytemuck::cast_slice_mut(bytes), after)
     }
 }

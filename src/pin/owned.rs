@@ -8,6 +8,7 @@ use crate::block::Out;
 use crate::buffer::PinnedBuffer;
 use crate::driver::{Driver, exit};
 use crate::error::Error;
+use crate::holds::GraphHold;
 use crate::pages::{Owner, Pages};
 use crate::size_class::SizeClass;
 use crate::stream::AsStream;
@@ -135,6 +136,17 @@ impl<C: Pinnable> Pinned<C> {
     /// As there.
     pub fn record_last_use(&mut self, stream: &impl AsStream) -> Result<(), Error> {
         self.buffer.record_last_use(stream)
+    }
+
+    /// Holds the memory for a CUDA graph for as long as the returned value lives; see
+    /// [`PinnedBuffer::hold_for_graph`].
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    pub unsafe fn hold_for_graph(&mut self) -> GraphHold {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.buffer.hold_for_graph() }
     }
 
     /// Declares that no device work touches the memory any more, so that its release waits for nothing.
