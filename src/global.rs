@@ -1,4 +1,5 @@
 //! The process-wide pool behind `pinpool::take`.
+#![allow(unsafe_code)] // A pool that lives for ever, found again in a forked child.
 
 use crate::buffer::PinnedBuffer;
 use crate::config::{parse_bytes, parse_switch};
@@ -6,7 +7,8 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::pool::{PinnedPool, PoolBuilder, ShutdownReport};
 use crate::stats::Stats;
-use crate::sync::OnceLock;
+use crate::sync::fixed::AtomicPtr;
+use crate::sync::{OnceLock, Ordering};
 use std::time::Duration;
 
 /// Environment variables, read once.
@@ -20,9 +22,12 @@ static GLOBAL: OnceLock<PinnedPool> = OnceLock::new();
 ///
 /// Never dropped, so nothing of it runs when the process exits; an explicit [`shutdown`] is for programs that
 /// want their memory back, or its report, earlier.
+///
+/// In a forked child of a process that used CUDA it is the parent's, and hands out plain memory. In one whose parent
+/// has not used CUDA it is a new pool with the same settings.
 pub fn global() -> &'static PinnedPool {
     if let Some(pool) = GLOBAL.get() {
-        return pool;
+        return if pool.is_inherited() { of_forked_child(pool) } else { pool };
     }
     let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     let mut unread = Vec::new();
@@ -32,6 +37,28 @@ pub fn global() -> &'static PinnedPool {
         tracing::warn!(%error, "an environment variable cannot be read; the default is used");
     }
     pool
+}
+
+/// The pool of this process, which is a forked child of the one that made the parent's.
+#[cold]
+fn of_forked_child(parents: &'static PinnedPool) -> &'static PinnedPool {
+    static POOL: AtomicPtr<PinnedPool> = AtomicPtr::new(std::ptr::null_mut());
+    loop {
+        let known = POOL.load(Ordering::Acquire);
+        // SAFETY: null, or a pool that was leaked below.
+        let pool = unsafe { known.as_ref() };
+        if let Some(pool) = pool
+            && !pool.is_inherited()
+        {
+            return pool;
+        }
+        let Some(renewed) = parents.renewed() else { return parents };
+        let renewed = Box::into_raw(Box::new(renewed));
+        if POOL.compare_exchange(known, renewed, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: made above; another thread was faster, and nobody has seen this one.
+            drop(unsafe { Box::from_raw(renewed) });
+        }
+    }
 }
 
 /// Makes the process-wide pool with settings of one's own; the environment is not read then.

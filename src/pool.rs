@@ -75,6 +75,12 @@ impl PinnedPool {
         }
     }
 
+    /// Whether this is a forked child of the process that made the pool.
+    #[inline]
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.fork.is_child()
+    }
+
     #[inline]
     fn home(&self) -> &Arc<Home> {
         &self.home

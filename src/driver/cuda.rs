@@ -67,6 +67,10 @@ impl DriverApi for CudaDriver {
         DRIVER.table_in_use().is_some()
     }
 
+    fn is_inherited(&self) -> bool {
+        DRIVER.is_inherited()
+    }
+
     fn prepare(&self) -> Result<(), Error> {
         match DRIVER.in_use() {
             Some(found) => {

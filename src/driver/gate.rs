@@ -57,6 +57,11 @@ impl Gate {
         }
     }
 
+    /// No driver call.
+    pub(crate) fn is_inherited(&self) -> bool {
+        self.behind.is_inherited()
+    }
+
     pub(crate) fn prepare(&self) -> Result<(), Error> {
         let _inside = Visit::for_call("cuInit")?;
         self.behind.prepare()?;

@@ -296,6 +296,11 @@ pub(crate) trait DriverApi: DriverMemory + Send + Sync + fmt::Debug {
     /// Cheap once true; while false, a caller on a hot path asks rarely.
     fn is_in_use(&self) -> bool;
 
+    /// Whether this is a forked child of a process that initialised the driver: then it can never be used here.
+    fn is_inherited(&self) -> bool {
+        false
+    }
+
     /// Loads the library where needed and calls `cuInit(0)`; cheap when done before.
     fn prepare(&self) -> Result<(), Error>;
 

@@ -97,6 +97,11 @@ impl<T: Entries> Process<T> {
         }
     }
 
+    /// Whether a process that this one is a forked child of used it.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.chosen_in.is_inherited()
+    }
+
     /// The table, if the library is in use; looks again only when a library was loaded since.
     pub(super) fn table_in_use(&self) -> Option<&'static T> {
         self.in_use().map(|found| &found.table)

@@ -141,6 +141,10 @@ impl DriverApi for RuntimeDriver {
         RUNTIME.table_in_use().is_some()
     }
 
+    fn is_inherited(&self) -> bool {
+        RUNTIME.is_inherited()
+    }
+
     fn prepare(&self) -> Result<(), Error> {
         RUNTIME.load_and_initialize(&self.request)
     }

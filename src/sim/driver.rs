@@ -64,11 +64,15 @@ impl DriverApi for SimDriver {
         core.is_initialised.load(Ordering::Acquire) && !core.initialised_in.is_inherited()
     }
 
+    fn is_inherited(&self) -> bool {
+        self.cuda.core().initialised_in.is_inherited()
+    }
+
     fn prepare(&self) -> Result<(), Error> {
         if self.is_in_use() {
             return Ok(());
         }
-        if self.cuda.core().initialised_in.is_inherited() {
+        if self.is_inherited() {
             return Err(Error::ForkedChild);
         }
         Ok(named(Call::Init, self.cuda.cu_init(0))?)

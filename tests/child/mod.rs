@@ -2,6 +2,8 @@
 //! tests, run by others in a child with an environment made for them. And the libraries that they find there.
 #![allow(dead_code)] // Each test file uses its own part.
 
+pub mod forked;
+
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -19,6 +19,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/driver/runtime_table.rs",
     "src/interop/cudarc_library.rs",
     "src/buffer/captured.rs",
+    "src/global.rs",
     "src/buffer/uses.rs",
     "src/interop/any_source.rs",
     "src/interop/copies.rs",
