@@ -222,7 +222,7 @@ alone! {
         let stop = AtomicBool::new(false);
         let (stream, pool) = (rig.context.stream(), &rig.pool);
         std::thread::scope(|scope| {
-            let threads: [fn(&PinnedPool, &SimStream); 4] = [
+            let threads: [fn(&PinnedPool, &SimStream); 5] = [
                 |pool, stream| drop(pool.take(LEN).record_last_use(stream)),
                 |pool, _| drop((pool.take(LEN), pool.take(LEN / 2), pool.stats())),
                 |pool, _| {
@@ -231,6 +231,7 @@ alone! {
                     pool.trim_to(LEN);
                 },
                 |pool, _| drop((pool.hold_context_waits(), pool.prewarm(4 * KIB, 1))),
+                |pool, _| drop((pool.take(KIB), pool.drain(Duration::from_millis(1)))),
             ];
             for work in threads {
                 let (stop, context, stream) = (&stop, &rig.context, &stream);
