@@ -4,6 +4,7 @@ use crate::config::{Backing, BackingInUse};
 use crate::contexts::Context;
 use crate::driver::Driver;
 use crate::error::CallError;
+use crate::report::say;
 use crate::sync::{AtomicU32, Mutex, Ordering};
 
 /// How the next block is to be page-locked.
@@ -98,7 +99,7 @@ impl BackingState {
     fn becomes(&self, now: BackingInUse) {
         let before = self.in_use.swap(now as u32, Ordering::Relaxed);
         if before != now as u32 {
-            tracing::info!(backing = %now, "a pool page-locks");
+            say!(INFO, "backing", backing = %now, "how a pool page-locks");
         }
     }
 }

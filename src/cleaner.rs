@@ -14,6 +14,7 @@
 mod end;
 mod held;
 mod policies;
+mod rest;
 
 use crate::block::{Fate, Quiescent, Ready, Retiring, Returned};
 use crate::context_end;
@@ -25,18 +26,16 @@ use crate::lanes::{
 use crate::os::tune_background_thread;
 use crate::pending::Stage;
 use crate::queues::{Failure, Queues};
+use crate::report::{Kind, Why, micros, say, say_failure};
 use crate::shelf::Placed;
 use crate::size_class::SizeClass;
 use crate::sync::{Arc, Instant, thread};
 use held::ForGraphs;
-use policies::Ageing;
+use policies::{Ageing, say_passed_over};
 use std::time::Duration;
 
 const NAP_MIN: Duration = Duration::from_micros(5);
 const NAP_MAX: Duration = Duration::from_millis(1);
-
-/// With nothing pending the cleaner goes on looking for this long, so that a drop wakes nobody.
-const AWAKE_WHILE_IDLE: Duration = Duration::from_millis(100);
 
 /// Starts the thread; `None` when the system refuses.
 pub(crate) fn start(home: &Arc<Home>) -> Option<thread::JoinHandle<()>> {
@@ -253,7 +252,8 @@ impl Cleaner {
         self.home.note_device_error(&error);
         if let Some(block) = self.home.pending.remove(class, id) {
             self.home.counts.class(class).wait_failures.add(1);
-            tracing::debug!(%error, bytes = class.bytes(), "a recorded use could not be waited for");
+            let (bytes, is_first) = (class.bytes(), self.home.said.is_first(Kind::WaitFailed));
+            say_failure!(is_first, "wait_failed", bytes, %error, "a recorded use could not be waited for");
             self.quarantine(block, &error.to_string());
         }
     }
@@ -263,8 +263,8 @@ impl Cleaner {
         let counts = self.home.counts.class(class);
         counts.quarantined.of(pinned).add(1);
         counts.settled[block.epoch()].of(pinned).add(1);
-        self.home.note_quarantine(|| format!("{} bytes: {reason}", class.bytes()));
         block.quarantine();
+        self.home.note_quarantine(class.bytes(), pinned, &reason);
     }
 
     fn finish_moved(&mut self, block: Returned) {
@@ -277,7 +277,10 @@ impl Cleaner {
     fn finish(&mut self, block: Returned) {
         self.idle_since = None;
         if let Some(returned_at) = block.returned_at() {
-            self.home.counts.class(block.class()).wait_ns.add(returned_at.elapsed().as_nanos() as u64);
+            let elapsed = returned_at.elapsed();
+            self.home.counts.class(block.class()).wait_ns.add(elapsed.as_nanos() as u64);
+            let (bytes, pinned, elapsed_us) = (block.class().bytes(), block.is_pinned(), micros(elapsed));
+            say!(TRACE, "waited", bytes, pinned, elapsed_us, "no device work touches the buffer any more");
         }
         if self.home.is_lost() && block.is_pinned() {
             return self.quarantine(block, "the device is lost");
@@ -289,6 +292,7 @@ impl Cleaner {
             self.let_go(block);
         } else if class.bytes() > self.home.shelf.cap_bytes() {
             self.home.counts.class(class).passed_over.add(1);
+            say_passed_over(class, block.is_pinned());
             self.let_go(block);
         } else if block.is_pinned() || !self.can_register() {
             self.zero_and_shelve(block);
@@ -296,7 +300,7 @@ impl Cleaner {
             self.with_lanes.push(Held::of(LaneKind::Release, class, block.epoch(), false));
             self.release.push(ReleaseJob::Register(block));
         } else {
-            self.pass_over(class);
+            self.pass_over(class, block.is_pinned());
             self.let_go(block);
         }
     }
@@ -325,6 +329,8 @@ impl Cleaner {
     /// Zeroes in steps; between two steps smaller blocks overtake.
     fn zero_and_shelve(&mut self, mut block: Quiescent) {
         let whole_bytes = block.dirty_bytes();
+        let (bytes, dirty_bytes) = (block.class().bytes(), whole_bytes);
+        let _span = tracing::trace_span!(target: "pinpool", "zero", bytes, dirty_bytes).entered();
         let mut zeroing = Duration::ZERO;
         loop {
             let started = Instant::now();
@@ -343,6 +349,14 @@ impl Cleaner {
             let counts = self.home.counts.class(block.class());
             counts.zeroed_bytes.add(whole_bytes as u64);
             counts.zero_ns.add(zeroing.as_nanos() as u64);
+            say!(
+                TRACE,
+                "zeroed",
+                bytes,
+                dirty_bytes,
+                elapsed_us = micros(zeroing),
+                "what was written is zero again"
+            );
         }
         match block.into_ready(&self.home.driver) {
             Ok(ready) => self.shelve(ready),
@@ -356,16 +370,17 @@ impl Cleaner {
         let mut evicted = Vec::new();
         let shelved = self.home.shelf.push(block, |other| evicted.push(other));
         for other in evicted {
-            self.home.count_retiring(&other);
+            self.home.count_retiring(&other, Why::Cap);
             self.release.push(ReleaseJob::Retire(other.retire()));
         }
         match shelved {
             Placed::Kept => {
                 self.home.counts.class(class).recycled.add(1);
                 self.home.counts.class(class).settled[epoch].of(pinned).add(1);
+                say!(TRACE, "shelved", bytes = class.bytes(), pinned, "a buffer is ready for the next take");
             }
             Placed::Refused(block) => {
-                self.pass_over(class);
+                self.pass_over(class, pinned);
                 self.retire(block.retire());
             }
         }
@@ -385,59 +400,6 @@ impl Cleaner {
             retire(&self.home, block);
         } else {
             self.release.push(ReleaseJob::Retire(block));
-        }
-    }
-
-    fn rest(&mut self) {
-        if self.must_look() {
-            return;
-        }
-        let longest = self.home.sleepers.next_wake().map_or(NAP_MAX, |due| due.clamp(NAP_MIN, NAP_MAX));
-        let comes_back = self.release.has_backlog() || self.contexts.has_backlog() || self.is_ending();
-        if let Some(age) = self.queues.youngest_head_age() {
-            self.idle_since = None;
-            self.home.bell.nap((age / 8).clamp(NAP_MIN, longest));
-        } else if comes_back || self.home.sleepers.any() {
-            self.home.bell.nap(longest);
-        } else {
-            self.rest_idle();
-        }
-    }
-
-    fn rest_idle(&mut self) {
-        let now = Instant::now();
-        let since = *self.idle_since.get_or_insert_with(|| {
-            self.idle_nap = NAP_MIN;
-            now
-        });
-        if now - since < AWAKE_WHILE_IDLE {
-            self.home.bell.nap(self.idle_nap);
-            self.idle_nap = (self.idle_nap * 2).min(NAP_MAX);
-        } else {
-            self.park();
-        }
-    }
-
-    fn must_look(&self) -> bool {
-        let home = &self.home;
-        home.inbox.has_arrivals()
-            || self.release.has_results()
-            || self.contexts.has_results()
-            || home.has_orders()
-    }
-
-    /// Whether it is waiting for the end: looking again and again, with naps.
-    fn is_ending(&self) -> bool {
-        self.home.stop_deadline().is_some() || self.home.is_closing()
-    }
-
-    /// For tests: while it is held, the cleaner does nothing at all.
-    fn wait_while_held(&self) {
-        // Again, because a hold that began before this thread said otherwise found it resting.
-        while self.home.cleaner_is_held() {
-            self.home.cleaner_rests(true);
-            self.home.progress.wait_until(None, || !self.home.cleaner_is_held());
-            self.home.cleaner_rests(false);
         }
     }
 }

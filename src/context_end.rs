@@ -10,6 +10,7 @@ use crate::contexts::Context;
 use crate::driver::Severity;
 use crate::error::CallError;
 use crate::home::Home;
+use crate::report::{Why, say};
 use crate::sync::Arc;
 
 /// Whether a context has ended, after a call in it failed with `error`. It is asked again, by another call: one
@@ -68,11 +69,13 @@ fn end(home: &Arc<Home>, context: &Arc<Context>) {
     if !home.contexts.end(&home.driver, context) {
         return;
     }
-    tracing::warn!(
+    say!(
+        WARN,
+        "context_ended",
         ?context,
         "a CUDA context was destroyed, or its device reset, while the pool used it; what was page-locked there is leaked"
     );
     let mut stranded = Vec::new();
     home.shelf.evict_stranded(|block| stranded.push(block));
-    home.let_go(stranded);
+    home.let_go(stranded, Why::ContextEnded);
 }

@@ -10,6 +10,7 @@ use crate::driver::memory::Attribute;
 use crate::driver::{ContextHandle, Driver, EventHandle, KeepAlive, with_relaxed_capture};
 use crate::error::CallError;
 use crate::os::ForkWord;
+use crate::report::say;
 use crate::stream::{Keep, StreamRef};
 use crate::sync::{Arc, AtomicBool, Mutex, OnceLock, Ordering, RwLock};
 use std::collections::VecDeque;
@@ -164,7 +165,7 @@ impl Contexts {
             Ok(hold) => Some(self.add(driver, Context::new(driver, handle, hold))),
             // The context went away between the drop and now, and its device work with it.
             Err(error) => {
-                tracing::debug!(%error, "a context that was seen current cannot be used");
+                say!(DEBUG, "context_unusable", %error, "a context that was seen current cannot be used");
                 None
             }
         }
@@ -305,7 +306,7 @@ impl Contexts {
             events.iter().try_for_each(|event| driver.api().destroy_event(*event))
         });
         if let Err(error) = destroyed.and_then(|result| result) {
-            tracing::debug!(%error, "events of the pool could not be destroyed");
+            say!(DEBUG, "events_not_destroyed", %error, "events of the pool could not be destroyed");
         }
         release_retain(driver, &context);
     }
@@ -315,7 +316,7 @@ fn release_retain(driver: &Driver, context: &Context) {
     if let Hold::Primary(device) = context.hold
         && let Err(error) = driver.api().release_primary(device)
     {
-        tracing::debug!(%error, device, "a primary context could not be released");
+        say!(DEBUG, "context_not_released", device, %error, "a primary context could not be released");
     }
 }
 
@@ -345,7 +346,7 @@ impl Drop for Restore<'_> {
         // It was valid a moment ago; if it cannot be restored, it is gone, and the thread's next call would
         // have found that out too.
         if let Err(error) = self.driver.api().set_current_context(self.before) {
-            tracing::debug!(%error, "a thread's context could not be restored");
+            say!(DEBUG, "context_not_restored", %error, "a thread's context could not be restored");
         }
     }
 }
@@ -356,7 +357,7 @@ fn retain_if_same(driver: &Driver, device: i32, handle: ContextHandle) -> Hold {
         Ok(primary) if primary == handle => Hold::Primary(device),
         Ok(_) => {
             if let Err(error) = driver.api().release_primary(device) {
-                tracing::debug!(%error, device, "a primary context could not be released");
+                say!(DEBUG, "context_not_released", device, %error, "a primary context could not be released");
             }
             Hold::Borrowed
         }

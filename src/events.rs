@@ -8,6 +8,7 @@ use crate::contexts::{Context, with_current};
 pub(crate) use crate::driver::with_relaxed_capture;
 use crate::driver::{Driver, EventHandle, StreamHandle};
 use crate::error::{CallError, Error};
+use crate::report::say;
 use crate::stream::StreamRef;
 use crate::sync::{Arc, Ordering, fixed, push_reserved};
 
@@ -107,7 +108,9 @@ pub(crate) fn discard(driver: &Driver, used: Use) {
     with_relaxed_capture(driver, || match is_complete(driver, &used) {
         Ok(true) => recycle(used),
         Ok(false) => push_reserved(&used.context.unwanted_events, |events| events, used.event),
-        Err(error) => tracing::debug!(%error, "an event is leaked with the context that it belongs to"),
+        Err(error) => {
+            say!(DEBUG, "event_leaked", %error, "an event is leaked with the context that it belongs to")
+        }
     });
 }
 
@@ -122,7 +125,7 @@ fn revive(driver: &Driver, context: &Context) -> Option<EventHandle> {
             None
         }
         Err(error) => {
-            tracing::debug!(%error, "an event is leaked with the context that it belongs to");
+            say!(DEBUG, "event_leaked", %error, "an event is leaked with the context that it belongs to");
             None
         }
     }

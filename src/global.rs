@@ -6,6 +6,7 @@ use crate::config::{parse_bytes, parse_switch};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::pool::{PinnedPool, PoolBuilder, ShutdownReport};
+use crate::report::say;
 use crate::stats::Stats;
 use crate::sync::fixed::AtomicPtr;
 use crate::sync::{OnceLock, Ordering};
@@ -34,7 +35,7 @@ pub fn global() -> &'static PinnedPool {
     let pool = GLOBAL.get_or_init(|| from_environment(read, &mut unread));
     // Only now: whoever listens may use the pool, which would wait for itself while it is made.
     for error in unread {
-        tracing::warn!(%error, "an environment variable cannot be read; the default is used");
+        say!(WARN, "environment", %error, "an environment variable cannot be read; the default is used");
     }
     pool
 }

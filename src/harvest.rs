@@ -7,6 +7,7 @@
 use crate::block::{Fate, Out, Returned};
 use crate::events::with_relaxed_capture;
 use crate::home::Home;
+use crate::os::is_background_thread;
 use crate::pending::Stage;
 use crate::size_class::SizeClass;
 use crate::sync::{Arc, Instant, from_now, spin_loop, thread};
@@ -34,7 +35,7 @@ const SPINS: u32 = 64;
 /// meanwhile, and waits for one that is in its hands, for less than a miss would cost.
 pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) -> Option<Out> {
     // One budget of questions for the whole take, however often it looks.
-    let mut search = Search { home, zeroed, queries_left: QUERIES_MAX };
+    let mut search = Search::new(home, zeroed);
     let mut deadline = None;
     let mut spins = 0;
     loop {
@@ -50,7 +51,8 @@ pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) ->
             if moves_now != moves {
                 break;
             }
-            if !in_hand {
+            // One of the pool's own threads, in a subscriber of `tracing`, would wait for itself.
+            if !in_hand || is_background_thread() {
                 return None;
             }
             let zeroing = Duration::from_micros((class.bytes() / ZEROING_BYTES_PER_US) as u64);
@@ -69,16 +71,22 @@ pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) ->
 
 /// A block of the class whose work is done, zeroed unless its bytes do not matter to the caller.
 pub(crate) fn harvest(home: &Arc<Home>, class: SizeClass, zeroed: bool) -> Option<Out> {
-    Search { home, zeroed, queries_left: QUERIES_MAX }.harvest(class)
+    Search::new(home, zeroed).harvest(class)
 }
 
 struct Search<'a> {
     home: &'a Arc<Home>,
     zeroed: bool,
     queries_left: usize,
+    /// Asked once, and under no lock: the answer may be that a library was found, which is said.
+    device_in_use: bool,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn new(home: &'a Arc<Home>, zeroed: bool) -> Self {
+        Self { home, zeroed, queries_left: QUERIES_MAX, device_in_use: home.device_in_use() }
+    }
+
     fn harvest(&mut self, class: SizeClass) -> Option<Out> {
         let block = self.in_pending(class).or_else(|| self.in_inbox(class))?;
         Some(hand_out(self.home, block, self.zeroed))
@@ -86,10 +94,9 @@ impl Search<'_> {
 
     fn in_pending(&mut self, class: SizeClass) -> Option<Returned> {
         let mut after = 0;
-        let device_in_use = self.home.device_in_use();
         for _ in 0..CANDIDATES_MAX {
             let candidate =
-                self.home.pending.candidate(class, after, device_in_use, |block| self.fits(block))?;
+                self.home.pending.candidate(class, after, self.device_in_use, |block| self.fits(block))?;
             after = candidate.id;
             // Asked outside the lock; the answer counts only if the entry is still there afterwards.
             if candidate.events.iter().all(|(event, context)| context.is_gone() || self.is_complete(*event))
@@ -127,7 +134,7 @@ impl Search<'_> {
         let kind_ok = if block.is_pinned() {
             !self.home.is_lost() && !block.is_stranded()
         } else {
-            !self.home.device_in_use() || self.home.backing.locks_nothing()
+            !self.device_in_use || self.home.backing.locks_nothing()
         };
         dirty_ok && kind_ok && matches!(block.fate(), Fate::Recorded | Fate::Proven | Fate::ContextsIdle)
     }
@@ -136,7 +143,7 @@ impl Search<'_> {
         match block.fate() {
             Fate::Proven | Fate::ContextsIdle => true,
             // Without a record only a context-wide wait could say it, which is the cleaner's.
-            Fate::Recorded if block.uses().is_empty() => !self.home.device_in_use(),
+            Fate::Recorded if block.uses().is_empty() => !self.device_in_use,
             Fate::Recorded => {
                 // The work of a context that has ended is over, and its events are asked nothing.
                 block.uses().iter().all(|used| used.context.is_gone() || self.is_complete(used.event))

@@ -5,6 +5,7 @@
 
 use crate::driver::{CaptureInfo, Driver, EndFlag, GraphHandle, StreamHandle};
 use crate::error::CallError;
+use crate::report::say;
 use crate::sync::{Arc, Mutex};
 
 /// One graph, or the caller's word for it.
@@ -148,7 +149,7 @@ impl Holds {
                 Captured::Until(hold)
             }
             Err(error) => {
-                tracing::debug!(%error, "a captured buffer cannot be held by its graph");
+                say!(DEBUG, "not_held", %error, "a captured buffer cannot be held by its graph");
                 Captured::ForEver
             }
         }
@@ -162,7 +163,7 @@ fn tie_to(driver: &Driver, graph: GraphHandle) -> Result<EndFlag, CallError> {
     driver.api().give_user_object(graph, object).inspect_err(|_| {
         // Its function runs some time after this, so the word is not used again.
         if let Err(error) = driver.api().release_user_object(object) {
-            tracing::debug!(%error, "a user object is leaked");
+            say!(DEBUG, "user_object_leaked", %error, "a user object is leaked");
         }
     })?;
     Ok(end)

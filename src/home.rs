@@ -1,6 +1,7 @@
 //! What callers and the background threads of one pool share: the meeting place of the layers above.
 
 mod holds;
+mod reports;
 
 use crate::backing::BackingState;
 use crate::bell::{Bell, Ring};
@@ -9,12 +10,12 @@ use crate::captures::Captures;
 use crate::clock::Clock;
 use crate::config::Settings;
 use crate::contexts::Contexts;
-use crate::driver::{Driver, Severity, exit};
-use crate::error::CallError;
+use crate::driver::{Driver, exit};
 use crate::inbox::Inbox;
 use crate::os::ForkWord;
-use crate::pause::{Noted, RegistrationPause};
+use crate::pause::RegistrationPause;
 use crate::pending::Pending;
+use crate::report::{Kind, Said, Why, say_evicted, say_failure};
 use crate::shelf::Shelf;
 use crate::sleepers::Sleepers;
 use crate::stats::{Counts, Stats};
@@ -72,6 +73,7 @@ pub(crate) struct Home {
     time_orders: fixed::AtomicU64,
     time_orders_obeyed: fixed::AtomicU64,
     reasons: Mutex<Vec<String>>,
+    pub(crate) said: Said,
     start_cleaner: StartCleaner,
     /// The thread, and earlier ones that nobody has joined yet.
     cleaners: Mutex<Vec<thread::JoinHandle<()>>>,
@@ -130,6 +132,7 @@ impl Home {
             time_orders: fixed::AtomicU64::new(0),
             time_orders_obeyed: fixed::AtomicU64::new(0),
             reasons: Mutex::default(),
+            said: Said::default(),
             start_cleaner,
             cleaners: Mutex::default(),
         })
@@ -184,7 +187,14 @@ impl Home {
             // What was returned stays in the inbox, where takers find it; the next drop tries again.
             None => {
                 self.bell.not_started();
-                tracing::warn!("the cleaner's thread could not be started; returned buffers wait");
+                let is_first = self.said.is_first(Kind::ThreadRefused);
+                let thread = self.settings.thread_name.as_str();
+                say_failure!(
+                    is_first,
+                    "thread_refused",
+                    thread,
+                    "the cleaner could not be started; returned buffers wait"
+                );
             }
         }
     }
@@ -210,18 +220,20 @@ impl Home {
     }
 
     /// Hands evicted blocks to the release lane.
-    pub(crate) fn let_go(self: &Arc<Self>, evicted: Vec<Ready>) {
+    pub(crate) fn let_go(self: &Arc<Self>, evicted: Vec<Ready>, why: Why) {
         if evicted.is_empty() {
             return;
         }
         for block in &evicted {
-            self.count_retiring(block);
+            self.count_retiring(block, why);
         }
         self.let_go.lock().extend(evicted);
         self.ring_hard();
     }
 
-    pub(crate) fn count_retiring(&self, block: &Ready) {
+    /// A block has left its shelf, and no lock of the shelves is held any more.
+    pub(crate) fn count_retiring(&self, block: &Ready, why: Why) {
+        say_evicted(block.class().bytes(), block.is_pinned(), why);
         self.counts.class(block.class()).retiring.of(block.is_pinned()).add(1);
     }
 
@@ -334,7 +346,7 @@ impl Home {
         self.closing.store(true, Ordering::SeqCst);
         let mut evicted = Vec::new();
         self.shelf.set_cap(0, |block| evicted.push(block));
-        self.let_go(evicted);
+        self.let_go(evicted, Why::Shutdown);
         // Contexts may be known without a thread: from the builder, or from records alone.
         if !self.bell.is_stopped() || !self.contexts.is_empty() {
             self.order_stop(from_now(self.settings.shutdown_timeout));
@@ -343,51 +355,6 @@ impl Home {
 
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::SeqCst)
-    }
-
-    /// A device error was seen; the answer says what it means for the block that was asked about.
-    pub(crate) fn note_device_error(&self, error: &CallError) -> Severity {
-        let severity = Severity::of(error);
-        if severity == Severity::Lost && !self.lost.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%error, "the device is lost; pinned buffers are quarantined from now on");
-        }
-        severity
-    }
-
-    /// Remembers why memory was leaked, for the shutdown report.
-    pub(crate) fn note_quarantine(&self, reason: impl FnOnce() -> String) {
-        let mut reasons = self.reasons.lock();
-        if reasons.len() < REASONS_KEPT {
-            reasons.push(reason());
-        }
-    }
-
-    pub(crate) fn take_reasons(&self) -> Vec<String> {
-        std::mem::take(&mut *self.reasons.lock())
-    }
-
-    /// The last of the refusals for which registering pauses now.
-    pub(crate) fn registration_pause(&self) -> Option<CallError> {
-        self.registrations.now(self.clock.now())
-    }
-
-    /// Counts a refusal or a success of registering; a run of refusals pauses it.
-    pub(crate) fn note_registration(&self, outcome: Result<(), &CallError>) {
-        let Err(error) = outcome else {
-            if self.registrations.succeeded() == Noted::Resumed {
-                tracing::info!("page-locking works again");
-            }
-            return;
-        };
-        match self.registrations.refused(self.clock.now(), *error) {
-            Noted::FirstRefusal => {
-                tracing::warn!(%error, "page-locking was refused; the buffer stays pageable and is freed");
-            }
-            Noted::Pause(pause) => {
-                tracing::warn!(%error, ?pause, "page-locking was refused again and again; it pauses");
-            }
-            Noted::Quiet | Noted::Resumed => {}
-        }
     }
 
     /// Asks the cleaner to wake a task at that time, once; a later order with the same id replaces it.

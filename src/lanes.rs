@@ -16,6 +16,7 @@ use crate::home::Home;
 use crate::inbox::LaneQueue;
 use crate::os::tune_background_thread;
 use crate::registrar::{self, NotRegistered};
+use crate::report::{Kind, Why, micros, say, say_failure};
 use crate::sync::{Arc, AtomicBool, Instant, Mutex, Ordering, thread};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -125,7 +126,9 @@ impl<J: Send + 'static, R: LaneResult> Lane<J, R> {
         match thread::Builder::new().name(self.name.clone()).spawn(body) {
             Ok(thread) => self.thread = Some(thread),
             Err(error) => {
-                tracing::warn!(%error, lane = self.name, "a lane could not be started; the cleaner does its work")
+                let is_first = self.home.said.is_first(Kind::ThreadRefused);
+                let thread = self.name.as_str();
+                say_failure!(is_first, "thread_refused", thread, %error, "a lane could not be started; the cleaner does its work");
             }
         }
     }
@@ -302,7 +305,7 @@ pub(crate) fn release_lane(
                 home.shelf
                     .evict_pinned_of_others(class, bytes, REST_UNDER_CEILING, |other| evicted.push(other));
                 for other in evicted {
-                    home.count_retiring(&other);
+                    home.count_retiring(&other, Why::Ceiling);
                     retire(home, other.retire());
                 }
             };
@@ -332,28 +335,29 @@ pub(crate) fn release_lane(
 pub(crate) fn retire(home: &Arc<Home>, block: Retiring) {
     let (class, bytes) = (block.class(), block.class().bytes());
     let counts = home.counts.class(class);
-    match block.release(&home.driver) {
+    let started = Instant::now();
+    let span = tracing::debug_span!(target: "pinpool", "release", bytes, pinned = block.is_pinned());
+    match span.in_scope(|| block.release(&home.driver)) {
         Released::Pageable => counts.retiring.of(false).subtract(1),
         Released::Unregistered => {
             home.counts.unregistered(class);
             counts.retiring.of(true).subtract(1);
+            let elapsed_us = micros(started.elapsed());
+            say!(DEBUG, "unregistered", bytes, elapsed_us, "no longer page-locked, and unmapped");
         }
         Released::Vanished(error) => {
             home.counts.vanished(class);
             counts.quarantined.of(false).add(1);
             counts.retiring.of(true).subtract(1);
-            home.note_quarantine(|| {
-                format!("{bytes} bytes: the context that they were page-locked in has ended")
-            });
-            tracing::debug!(%error, bytes, "memory is leaked: its registration vanished with its context");
+            let reason = format_args!("the context that it was page-locked in has ended: {error}");
+            home.note_quarantine(bytes, false, &reason);
         }
         Released::Quarantined(error) => {
             home.note_device_error(&error);
             counts.unregistration_failures.add(1);
             counts.quarantined.of(true).add(1);
             counts.retiring.of(true).subtract(1);
-            home.note_quarantine(|| format!("{bytes} bytes could not be unregistered: {error}"));
-            tracing::debug!(%error, bytes, "memory is leaked: it could not be unregistered");
+            home.note_quarantine(bytes, true, &format_args!("it could not be unregistered: {error}"));
         }
     }
     home.progress.announce();
@@ -383,7 +387,11 @@ pub(crate) fn context_lane(
     while let Some(block) = more() {
         batch.push(block);
     }
-    let idle = synchronize_all(home);
+    let started = Instant::now();
+    let span = tracing::debug_span!(target: "pinpool", "context_wait", buffers = batch.len());
+    let idle = span.in_scope(|| synchronize_all(home));
+    let (buffers, elapsed_us) = (batch.len(), micros(started.elapsed()));
+    say!(DEBUG, "contexts_waited", buffers, idle, elapsed_us, "the contexts were waited for");
     batch.into_iter().for_each(|block| give(ContextVerdict { block, idle }));
 }
 
@@ -419,7 +427,7 @@ fn synchronize_all(home: &Arc<Home>) -> bool {
         let mut nap = std::time::Duration::from_micros(50);
         loop {
             if !may_wait_for(home, &context) {
-                tracing::debug!("a context is not waited for at the end: it would break a capture");
+                say!(DEBUG, "context_not_waited_for", "at the end: the wait would break a capture");
                 all_idle = false;
                 break;
             }
@@ -439,7 +447,8 @@ fn synchronize_all(home: &Arc<Home>) -> bool {
                 Err(error) if context_end::has_ended(home, &context, &error) => break,
                 Err(error) => {
                     home.note_device_error(&error);
-                    tracing::debug!(%error, "a context could not be waited for");
+                    let is_first = home.said.is_first(Kind::ContextWaitFailed);
+                    say_failure!(is_first, "context_wait_failed", %error, "a context could not be waited for");
                     all_idle = false;
                     break;
                 }

@@ -10,6 +10,7 @@
 //! * [`architecture`] tells how it works and what it promises.
 //! * [`pin`] page-locks memory that you own already; [`regions`] tells what is page-locked.
 //! * [`backend`] is memory of the driver's for allocators and arenas, of several kinds.
+//! * [`operations`] says what to watch, what each number means, and which events are told through `tracing`.
 //! * [`finding_cuda`] tells where CUDA's libraries are looked for, and what to do when page-locking does not engage.
 //! * With feature `sim`, `sim` is a simulated device, to test staging code on a machine without a GPU.
 //!
@@ -31,7 +32,7 @@
 //! Bottom up; a file imports only from layers below its own, and a test checks it:
 //!
 //! 0: code_name error sync
-//! 1: os limits size_class zero pages config stats clock
+//! 1: os limits size_class zero pages config stats clock report
 //! 2: driver stream raw_stream sim
 //! 3: contexts backing driver_pages holds captures events notes regions fate block dirty
 //! 4: inbox bell pending boundary shelf queues sleepers pause
@@ -55,6 +56,9 @@ pub mod pinning {}
 #[doc = include_str!("../docs/finding-cuda.md")]
 pub mod finding_cuda {}
 
+#[doc = include_str!("../docs/operations.md")]
+pub mod operations {}
+
 mod code_name;
 mod error;
 mod sync;
@@ -64,6 +68,7 @@ mod config;
 mod limits;
 mod os;
 mod pages;
+mod report;
 mod size_class;
 mod stats;
 mod zero;

@@ -16,6 +16,7 @@ use crate::home::Home;
 use crate::os::ForkWord;
 use crate::pages::Pages;
 use crate::registrar;
+use crate::report::{Kind, Why, say_failure};
 use crate::shelf::{Door, Placed};
 use crate::size_class::SizeClass;
 use crate::stats::Stats;
@@ -234,7 +235,8 @@ impl PinnedPool {
                 Ok(block) => block.never_handed_out(),
                 Err(error) if done == 0 => return Err(error),
                 Err(error) => {
-                    tracing::warn!(%error, done, count, "prewarm ends early");
+                    let is_first = home.said.is_first(Kind::PrewarmShort);
+                    say_failure!(is_first, "prewarm_short", done, count, %error, "prewarm ends early");
                     break;
                 }
             };
@@ -246,7 +248,7 @@ impl PinnedPool {
             if let Placed::Refused(block) = shelved {
                 evicted.push(block);
             }
-            home.let_go(evicted);
+            home.let_go(evicted, Why::Cap);
             if !kept {
                 break;
             }
@@ -268,7 +270,7 @@ impl PinnedPool {
                 let mut evicted = Vec::new();
                 // Asked for by name, so nobody's rest counts.
                 home.shelf.evict_pinned_of_others(class, bytes, Duration::ZERO, |other| evicted.push(other));
-                home.let_go(evicted);
+                home.let_go(evicted, Why::Ceiling);
                 // The ceiling is hard: wait until what was evicted is unregistered.
                 let deadline = Instant::now() + CLEAR_TIMEOUT;
                 home.progress.wait_until(Some(deadline), || home.counts.retiring_buffers() == 0);
@@ -295,7 +297,7 @@ impl PinnedPool {
         }
         let mut evicted = Vec::new();
         self.home().shelf.set_cap(bytes, |block| evicted.push(block));
-        self.home().let_go(evicted);
+        self.home().let_go(evicted, Why::Order);
     }
 
     /// The cap on idle bytes; 0 in a forked child, which keeps nothing.
@@ -312,7 +314,7 @@ impl PinnedPool {
         }
         let mut evicted = Vec::new();
         self.home().shelf.trim_to(bytes, |block| evicted.push(block));
-        self.home().let_go(evicted);
+        self.home().let_go(evicted, Why::Order);
     }
 
     /// Unregisters and frees everything pooled, and waits for it, at most two seconds.
@@ -363,7 +365,7 @@ impl PinnedPool {
             if let Placed::Refused(block) = self.home.shelf.push(block, |other| evicted.push(other)) {
                 evicted.push(block);
             }
-            self.home.let_go(evicted);
+            self.home.let_go(evicted, Why::Cap);
             done += 1;
         }
         done

@@ -107,13 +107,13 @@ pub(crate) fn register(
         }
     }
     let started = Instant::now();
-    let result = page_lock(home, block, &context, plan);
+    let span = tracing::debug_span!(target: "pinpool", "register", bytes);
+    let result = span.in_scope(|| page_lock(home, block, &context, plan));
     home.counts.class(block.class()).register_ns.add(started.elapsed().as_nanos() as u64);
     match result {
         Ok(()) => {
-            home.note_registration(Ok(()));
             home.counts.registered(block.class());
-            tracing::debug!(bytes, elapsed = ?started.elapsed(), "page-locked");
+            home.note_registered(bytes, started.elapsed());
             Ok(())
         }
         Err(error) => {
@@ -122,11 +122,10 @@ pub(crate) fn register(
             if !context_end::has_ended(home, &context, &error) {
                 home.note_device_error(&error);
             }
-            tracing::debug!(%error, bytes, "page-locking was refused");
             if home.backing.locks_nothing() {
                 return Err(NotRegistered::Impossible(error));
             }
-            home.note_registration(Err(&error));
+            home.note_refused(bytes, &error);
             Err(NotRegistered::Driver(error))
         }
     }

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // An allocator is a promise about memory.
 
 use super::{BackendError, MemoryBackend};
+use crate::report::say;
 use crate::sync::Arc;
 use allocator_api2::alloc::{AllocError, Allocator, Layout};
 use std::fmt;
@@ -93,7 +94,7 @@ unsafe impl<B: MemoryBackend> Allocator for InBackend<B> {
         // SAFETY: the collection uses the memory as uninitialised until it has written it, and until it gives it
         // back; `of` made sure that the host may touch it.
         let base = unsafe { self.backend.allocate(layout.size()) }.map_err(|error| {
-            tracing::debug!(%error, bytes = layout.size(), backend = B::NAME, "an allocation was refused");
+            say!(DEBUG, "backend_refused", bytes = layout.size(), backend = B::NAME, %error, "an allocation was refused");
             AllocError
         })?;
         Ok(NonNull::slice_from_raw_parts(base, layout.size()))
@@ -114,7 +115,7 @@ unsafe impl<B: MemoryBackend> Allocator for InBackend<B> {
         };
         // In a forked child it is the parent's; otherwise the backend has counted and logged it.
         if let Err(error) = released {
-            tracing::debug!(%error, bytes = layout.size(), backend = B::NAME, "a collection's memory is not released");
+            say!(DEBUG, "backend_not_released", bytes = layout.size(), backend = B::NAME, %error, "a collection's memory is not released");
         }
     }
 }

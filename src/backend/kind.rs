@@ -7,6 +7,7 @@ use crate::driver::memory::Attribute;
 use crate::error::CallError;
 use crate::os::page_bytes;
 use crate::pages::Pages;
+use crate::report::say;
 use std::ptr::NonNull;
 
 /// One kind of memory. Sealed: what it promises, the record and the release rely on.
@@ -174,7 +175,7 @@ fn obtain_preferred(driver: &Driver, device: i32, bytes: usize) -> Result<usize,
     driver.api().prefer_device(base, bytes, device).map_err(|call| {
         let released = driver.api().free_managed(base);
         if let Err(error) = &released {
-            tracing::warn!(%error, bytes, "managed memory is leaked: it could not be released after a refusal");
+            say!(WARN, "backend_leaked", bytes, backend = "managed", %error, "memory is leaked: it could not be released after a refusal");
         }
         Refusal { error: call.into(), is_leak: released.is_err() }
     })?;

@@ -13,6 +13,7 @@ use crate::error::{CallError, Error};
 use crate::events::with_relaxed_capture;
 use crate::os::ForkWord;
 use crate::regions;
+use crate::report::say;
 use crate::stream::AsStream;
 use crate::sync::Arc;
 use std::fmt;
@@ -139,7 +140,7 @@ impl<K: Kind> Backend<K> {
             Ok(()) => regions::forget(region),
             Err(error) => {
                 self.counters.leaked(bytes);
-                tracing::warn!(%error, bytes, backend = K::NAME, "an allocation that could not be recorded is leaked");
+                say!(WARN, "backend_leaked", bytes, backend = K::NAME, %error, "an allocation that could not be recorded is leaked");
             }
         }
         Err(BackendError::RecordFull { capacity: full.capacity, leaked: released.err() })
@@ -171,7 +172,7 @@ impl<K: Kind> Backend<K> {
         let bytes = claim.allocation().bytes;
         claim.remove();
         self.counters.leaked(bytes);
-        tracing::warn!(%error, bytes, backend = K::NAME, "memory is leaked: it could not be released");
+        say!(WARN, "backend_leaked", bytes, backend = K::NAME, %error, "memory is leaked: it could not be released");
     }
 
     fn claim(&self, base: usize, bytes: usize) -> Result<Claim<'_>, BackendError> {
@@ -247,7 +248,14 @@ impl<K: Kind> Drop for Backend<K> {
         {
             // What is left lives in it: whoever uses it must not find the context gone.
             let (count, bytes) = (self.record.len(), self.record.bytes());
-            tracing::warn!(count, bytes, backend = K::NAME, "a backend is dropped before its allocations");
+            say!(
+                WARN,
+                "backend_dropped_early",
+                count,
+                bytes,
+                backend = K::NAME,
+                "a backend is dropped before its allocations"
+            );
             std::mem::forget(context);
         }
         with_relaxed_capture(&self.driver, || self.contexts.release_unused(&self.driver));

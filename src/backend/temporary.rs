@@ -5,6 +5,7 @@ use crate::driver::{ContextHandle, Driver};
 use crate::error::{CallError, Error};
 use crate::events::with_relaxed_capture;
 use crate::os::ForkWord;
+use crate::report::say;
 use std::fmt;
 
 /// A context that is made for a moment (`cuCtxCreate`) and destroyed when this is dropped.
@@ -86,7 +87,7 @@ impl TemporaryContext {
 impl Drop for TemporaryContext {
     fn drop(&mut self) {
         if let Err(error) = self.destroy_once() {
-            tracing::warn!(%error, "a temporary context could not be destroyed");
+            say!(WARN, "context_not_destroyed", %error, "a temporary context could not be destroyed");
         }
     }
 }

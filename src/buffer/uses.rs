@@ -11,6 +11,7 @@ use crate::error::{CallError, Error};
 use crate::events::{self, with_relaxed_capture};
 use crate::home::Home;
 use crate::notes::{self, Note, Notes, nap_until};
+use crate::report::{Kind, say, say_failure};
 use crate::stream::AsStream;
 use crate::sync::Arc;
 
@@ -78,6 +79,8 @@ impl PinnedBuffer {
             }
             Err(error) => {
                 home.counts.class(block.class()).record_failures.add(1);
+                let (bytes, is_first) = (block.class().bytes(), home.said.is_first(Kind::RecordFailed));
+                say_failure!(is_first, "record_failed", bytes, %error, "a use could not be recorded");
                 if error != Error::Capturing {
                     block.worsen(Fate::RecordFailed);
                 }
@@ -372,7 +375,7 @@ pub(super) fn settle_notes(home: &Arc<Home>, block: &mut Out, flags: &Flags) {
                 block.add_use(used);
             }
             Some(Err(error)) => {
-                tracing::debug!(%error, "a use noted on the default stream waits for its context");
+                say!(DEBUG, "note_failed", %error, "a use noted on the default stream waits for its context");
                 block.worsen(Fate::RecordFailed);
             }
             None => block.worsen(Fate::RecordFailed),

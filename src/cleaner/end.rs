@@ -3,6 +3,7 @@
 use super::{Cleaner, Held, LaneKind};
 use crate::block::Quiescent;
 use crate::lanes::{Lane, Registered, ReleaseJob, context_lane, release_lane, retire};
+use crate::report::{Why, say};
 use crate::sync::{Instant, from_now};
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ impl Cleaner {
         let mut evicted = Vec::new();
         home.shelf.trim_to(0, |block| evicted.push(block));
         for block in evicted {
-            home.count_retiring(&block);
+            home.count_retiring(&block, Why::Shutdown);
             self.release.push(ReleaseJob::Retire(block.retire()));
         }
         for block in home.take_let_go() {
@@ -125,12 +126,16 @@ impl Cleaner {
                 ReleaseJob::Register(_) => {}
             }
         }
-        tracing::warn!("a background thread did not leave the driver in time; what it holds is leaked");
+        say!(
+            WARN,
+            "lane_left",
+            "a background thread did not leave the driver in time; what it holds is leaked"
+        );
         for Held { class, epoch, pinned, .. } in std::mem::take(&mut self.with_lanes) {
             let counts = self.home.counts.class(class);
             counts.quarantined.of(pinned).add(1);
             counts.settled[epoch].of(pinned).add(1);
-            self.home.note_quarantine(|| format!("{} bytes: a driver call does not return", class.bytes()));
+            self.home.note_quarantine(class.bytes(), pinned, &"a driver call does not return");
         }
     }
 }

@@ -5,6 +5,7 @@
 
 use super::Cleaner;
 use crate::block::Returned;
+use crate::report::say;
 use crate::sync::Instant;
 use std::time::Duration;
 
@@ -74,7 +75,7 @@ impl Cleaner {
         let counts = self.home.counts.class(class);
         counts.held.of(pinned).add(1);
         counts.settled[block.epoch()].of(pinned).add(1);
-        tracing::debug!(bytes = class.bytes(), "held for a graph that it was captured into");
+        say!(DEBUG, "held", bytes = class.bytes(), pinned, "held for a graph that it was captured into");
         self.for_graphs.add(block);
     }
 
@@ -118,10 +119,9 @@ impl Cleaner {
                 let (class, pinned) = (block.class(), block.is_pinned());
                 counts.quarantined.of(pinned).add(1);
                 counts.held.of(pinned).subtract(1);
-                self.home.note_quarantine(|| {
-                    format!("{} bytes: a CUDA graph that they were captured into still exists", class.bytes())
-                });
                 block.quarantine();
+                let reason = "a CUDA graph that they were captured into still exists";
+                self.home.note_quarantine(class.bytes(), pinned, &reason);
             }
         }
         spared

@@ -3,9 +3,9 @@
 
 use super::{Cleaner, LaneKind};
 use crate::clock::TICK;
-use crate::context_end;
 use crate::home::Home;
 use crate::lanes::ReleaseJob;
+use crate::report::{Why, say};
 use crate::size_class::{CLASS_COUNT, SizeClass};
 use crate::sync::Instant;
 use std::time::Duration;
@@ -39,6 +39,13 @@ impl Ageing {
     pub(super) fn new(home: &Home) -> Self {
         Self { max_idle: home.settings.max_idle_time, next_look: home.clock.now(), passed_over: 0 }
     }
+
+    /// The time until a look at the shelves will find something that is too old; `None` when they are empty.
+    pub(super) fn next_need(&self, home: &Home) -> Option<Duration> {
+        let max_idle = self.max_idle?;
+        let due = home.shelf.next_due(|class| max_age(max_idle, self.passed_over, class))?;
+        Some(due.max(self.next_look.saturating_duration_since(home.clock.now())))
+    }
 }
 
 impl Cleaner {
@@ -65,12 +72,13 @@ impl Cleaner {
     /// Lets go of what lay on its shelf for too long, bit by bit.
     fn age(&mut self, max_idle: Duration) {
         let passed_over = std::mem::take(&mut self.ageing.passed_over);
-        let Self { home, release, .. } = self;
-        let max_age = |class| max_age(max_idle, passed_over, class);
-        home.shelf.age_out(max_age, |block| {
-            home.count_retiring(&block);
-            release.push(ReleaseJob::Retire(block.retire()));
-        });
+        let mut aged = Vec::new();
+        // First off the shelves, whose lock is held meanwhile.
+        self.home.shelf.age_out(|class| max_age(max_idle, passed_over, class), |block| aged.push(block));
+        for block in aged {
+            self.home.count_retiring(&block, Why::Idle);
+            self.release.push(ReleaseJob::Retire(block.retire()));
+        }
     }
 
     /// Says when more waits for the device than the pool would ever keep: nothing but its callers bounds that.
@@ -79,10 +87,12 @@ impl Cleaner {
         let cap_bytes = self.home.shelf.cap_bytes() as u64;
         let is_much = queued_bytes > cap_bytes.max(BACKLOG_BYTES_MIN);
         if is_much && !self.backlog_said {
-            tracing::warn!(
+            say!(
+                WARN,
+                "backlog",
                 queued_bytes,
                 cap_bytes,
-                "returned buffers wait, and the device does not get done with them"
+                "much is returned, and the device does not get done with it"
             );
         }
         self.backlog_said = is_much;
@@ -94,39 +104,9 @@ impl Cleaner {
         self.release.has_backlog() || self.home.counts.freeing_bytes() > FREEING_BYTES_MAX
     }
 
-    /// Sleeps until rung, or until something on a shelf is too old, or it is time to look at what graphs hold.
-    pub(super) fn park(&mut self) {
-        let Self { ageing, home, .. } = &*self;
-        // What was rung for just before this thread says that it sleeps has to be seen here: that ring is lost.
-        let must_look = || {
-            let is_told = self.home.cleaner_is_held() || self.home.time_order().is_some();
-            is_told || self.must_look() || self.is_ending() || self.home.sleepers.any()
-        };
-        let next_look = ageing.max_idle.and_then(|max_idle| {
-            let max_age = |class| max_age(max_idle, ageing.passed_over, class);
-            let due = home.shelf.next_due(max_age)?;
-            Some(due.max(ageing.next_look.saturating_duration_since(home.clock.now())))
-        });
-        let next_look = next_look.into_iter().chain(self.for_graphs.longest_sleep()).min();
-        let rung = match next_look {
-            Some(longest) => home.bell.park_for(longest, must_look),
-            None => {
-                home.bell.park(must_look);
-                true
-            }
-        };
-        // After a look at the shelves alone it goes back to sleep at once.
-        if rung {
-            self.idle_since = None;
-            // While nothing was returned, nothing would have shown that a context has ended.
-            if self.home.device_in_use() {
-                context_end::look_at_all(&self.home);
-            }
-        }
-    }
-
     /// A returned block cannot be kept.
-    pub(super) fn pass_over(&mut self, class: SizeClass) {
+    pub(super) fn pass_over(&mut self, class: SizeClass, pinned: bool) {
+        say_passed_over(class, pinned);
         self.home.counts.class(class).passed_over.add(1);
         self.ageing.passed_over |= 1 << class.index();
     }
@@ -145,6 +125,10 @@ impl Cleaner {
             self.with_lanes.iter().filter(|held| held.lane == LaneKind::Release && held.class <= class);
         registering.map(|held| held.class.bytes()).sum()
     }
+}
+
+pub(super) fn say_passed_over(class: SizeClass, pinned: bool) {
+    say!(DEBUG, "passed_over", bytes = class.bytes(), pinned, "the cap has no room for a returned buffer");
 }
 
 /// How long a block of the class may lie.

@@ -18,6 +18,7 @@ use super::search::{Answer, LibraryReport, Probe, climb, lines, not_found};
 use super::table::Table;
 use crate::error::{CallError, Error};
 use crate::os::ProcessMark;
+use crate::report::say;
 use libloading::Library;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -116,7 +117,9 @@ impl<T: Entries> Process<T> {
         let found = *loaded.into_iter().find(|found| found.table.is_initialized())?;
         let what = "in use in this process already".to_owned();
         let place = Some(found.file.clone());
-        self.choose(found, vec![Probe { rung: "mapped into this process", place, answer: what }]);
+        if self.choose(found, vec![Probe { rung: "mapped into this process", place, answer: what }]) {
+            say_found(found);
+        }
         self.chosen.get().map(|(found, _)| *found)
     }
 
@@ -157,29 +160,40 @@ impl<T: Entries> Process<T> {
         if let Some((found, _)) = self.chosen.get() {
             return self.is_the_chosen(request, &found.file);
         }
-        let error = |probes: &[Probe]| Error::NoCuda { report: lines(probes) };
         if let Some(failure) = &*failure
             && failure.request == *request
             && failure.when.elapsed() < RETRY_AFTER
         {
-            return Err(error(&failure.probes));
+            return Err(Error::NoCuda { report: lines(&failure.probes) });
         }
         let rungs = library::rungs_here(self.kind, request);
         match climb(rungs, library::open, |opened, file| self.examine_and_initialize(opened, file)) {
             (probes, Some(found)) => {
                 *failure = None;
-                self.choose(found, probes);
+                let is_first = self.choose(found, probes);
+                // Whoever listens may ask for the same lock.
+                drop(failure);
+                if is_first {
+                    say_found(found);
+                }
                 Ok(())
             }
             (probes, None) => {
                 let library = self.kind.stem();
-                if failure.is_none() {
-                    let report = lines(&probes);
-                    tracing::warn!("pinpool page-locks nothing, since no {library} can be used:\n{report}");
-                }
-                let result = Err(error(&probes));
+                let is_first = failure.is_none();
+                let report = lines(&probes);
                 *failure = Some(Failure { request: request.clone(), when: Instant::now(), probes });
-                result
+                drop(failure);
+                if is_first {
+                    say!(
+                        WARN,
+                        "cuda_missing",
+                        library,
+                        report,
+                        "pinpool page-locks nothing: no library can be used"
+                    );
+                }
+                Err(Error::NoCuda { report })
             }
         }
     }
@@ -223,14 +237,20 @@ impl<T: Entries> Process<T> {
         }
     }
 
-    fn choose(&self, found: &'static Found<T>, probes: Vec<Probe>) {
-        if self.chosen.set((found, probes)).is_ok() {
+    /// True the first time.
+    fn choose(&self, found: &'static Found<T>, probes: Vec<Probe>) -> bool {
+        let is_first = self.chosen.set((found, probes)).is_ok();
+        if is_first {
             self.chosen_in.set();
             exit::watch(FirstUse::Initialised);
-            let (library, version) = (found.file.display(), found.version);
-            tracing::info!(%library, version, "pinpool uses CUDA");
         }
+        is_first
     }
+}
+
+fn say_found<T>(found: &Found<T>) {
+    let (library, version) = (found.file.display(), found.version);
+    say!(INFO, "cuda_found", %library, version, "pinpool uses CUDA");
 }
 
 /// Whether an opened library is the one looked for, without initialising it.

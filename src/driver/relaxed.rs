@@ -1,6 +1,7 @@
 //! Driver calls that may be made while somebody captures a graph.
 
 use super::{CaptureMode, Driver};
+use crate::report::say;
 
 /// Runs `action` with the calling thread's captures out of the way, and restores the thread's mode.
 ///
@@ -24,7 +25,7 @@ impl Drop for Restore<'_> {
             && mode != CaptureMode::Relaxed
             && let Err(error) = self.driver.api().exchange_capture_mode(mode)
         {
-            tracing::debug!(%error, "a thread's capture mode could not be restored");
+            say!(DEBUG, "capture_mode_not_restored", %error, "a thread's capture mode could not be restored");
         }
     }
 }

@@ -4,6 +4,7 @@
 use crate::driver::exit::Visit;
 use crate::error::{CallError, Error};
 use crate::regions;
+use crate::report::say;
 use crate::sync::fixed::Mutex;
 use cudarc::driver::sys::{
     CUresult, CUstreamCaptureMode, CUstreamCaptureStatus, cuThreadExchangeStreamCaptureMode,
@@ -96,7 +97,9 @@ fn named(call: &'static str, error: cudarc::driver::DriverError) -> Error {
 fn warn_once(caller: &'static Location<'static>, bytes: usize) {
     static WARNED: Mutex<BTreeSet<(&'static str, u32, u32)>> = Mutex::new(BTreeSet::new());
     if WARNED.lock().insert((caller.file(), caller.line(), caller.column())) {
-        tracing::warn!(
+        say!(
+            WARN,
+            "untracked_copy",
             %caller,
             bytes,
             "a copy from page-locked memory that no guard tracks waits for its stream; copy from a PinnedBuffer \

@@ -10,6 +10,7 @@
 use crate::driver::library::{file_of, is_same_file, would_open};
 use crate::driver::{Driver, DriverIdentity, cuda};
 use crate::error::Error;
+use crate::report::say;
 use cudarc::driver::sys;
 use std::ffi::OsStr;
 use std::fmt::Write as _;
@@ -83,14 +84,20 @@ pub(super) fn identity_of_streams() -> DriverIdentity {
     }
     // While no library of ours is in use, nothing of ours can be called with the stream either.
     let Some(ours) = cuda::file_in_use() else { return DriverIdentity::CUDA };
-    *VERDICT.get_or_init(|| match ask_cudarc() {
+    let mut refused = None;
+    let verdict = *VERDICT.get_or_init(|| match ask_cudarc() {
         Some(theirs) if !is_same_file(&ours, &theirs) => {
             let error = mismatch(ours, theirs);
-            tracing::error!(%error, "streams of cudarc's are refused");
+            refused = Some(error.clone());
             DriverIdentity::note_other_cuda(error)
         }
         _ => DriverIdentity::CUDA,
-    })
+    });
+    // Only now: whoever listens may come here again, which would wait for itself.
+    if let Some(error) = refused {
+        say!(ERROR, "streams_refused", %error, "streams of cudarc's are refused");
+    }
+    verdict
 }
 
 fn mismatch(ours: PathBuf, theirs: PathBuf) -> Error {

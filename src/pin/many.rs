@@ -4,6 +4,7 @@
 use super::caretaker::{Caretaker, PINNED_IN, Registered};
 use super::{PinError, Region};
 use crate::driver::{Driver, exit};
+use crate::report::say;
 
 /// Page-locks every region, or none: when the n-th is refused, those before it are unregistered in reverse
 /// order, and the error names the n-th by index, base and length, with the driver's code.
@@ -98,7 +99,7 @@ impl Drop for PinnedRegions {
             return;
         }
         for error in self.release() {
-            tracing::warn!(%error, "memory stays page-locked: it could not be unregistered");
+            say!(WARN, "still_page_locked", %error, "memory stays page-locked: it could not be unregistered");
         }
     }
 }

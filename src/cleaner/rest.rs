@@ -1,0 +1,90 @@
+//! What the cleaner does with nothing to do: it naps, or sleeps.
+
+use super::{Cleaner, NAP_MAX, NAP_MIN};
+use crate::context_end;
+use crate::sync::Instant;
+use std::time::Duration;
+
+/// With nothing pending the cleaner goes on looking for this long, so that a drop wakes nobody.
+const AWAKE_WHILE_IDLE: Duration = Duration::from_millis(100);
+
+impl Cleaner {
+    pub(super) fn rest(&mut self) {
+        if self.must_look() {
+            return;
+        }
+        let longest = self.home.sleepers.next_wake().map_or(NAP_MAX, |due| due.clamp(NAP_MIN, NAP_MAX));
+        let comes_back = self.release.has_backlog() || self.contexts.has_backlog() || self.is_ending();
+        if let Some(age) = self.queues.youngest_head_age() {
+            self.idle_since = None;
+            self.home.bell.nap((age / 8).clamp(NAP_MIN, longest));
+        } else if comes_back || self.home.sleepers.any() {
+            self.home.bell.nap(longest);
+        } else {
+            self.rest_idle();
+        }
+    }
+
+    fn rest_idle(&mut self) {
+        let now = Instant::now();
+        let since = *self.idle_since.get_or_insert_with(|| {
+            self.idle_nap = NAP_MIN;
+            now
+        });
+        if now - since < AWAKE_WHILE_IDLE {
+            self.home.bell.nap(self.idle_nap);
+            self.idle_nap = (self.idle_nap * 2).min(NAP_MAX);
+        } else {
+            self.park();
+        }
+    }
+
+    pub(super) fn must_look(&self) -> bool {
+        let home = &self.home;
+        home.inbox.has_arrivals()
+            || self.release.has_results()
+            || self.contexts.has_results()
+            || home.has_orders()
+    }
+
+    /// Whether it is waiting for the end: looking again and again, with naps.
+    pub(super) fn is_ending(&self) -> bool {
+        self.home.stop_deadline().is_some() || self.home.is_closing()
+    }
+
+    /// For tests: while it is held, the cleaner does nothing at all.
+    pub(super) fn wait_while_held(&self) {
+        // Again, because a hold that began before this thread said otherwise found it resting.
+        while self.home.cleaner_is_held() {
+            self.home.cleaner_rests(true);
+            self.home.progress.wait_until(None, || !self.home.cleaner_is_held());
+            self.home.cleaner_rests(false);
+        }
+    }
+
+    /// Sleeps until rung, or until something on a shelf is too old, or it is time to look at what graphs hold.
+    fn park(&mut self) {
+        let Self { ageing, home, .. } = &*self;
+        // What was rung for just before this thread says that it sleeps has to be seen here: that ring is lost.
+        let must_look = || {
+            let is_told = home.cleaner_is_held() || home.time_order().is_some();
+            is_told || self.must_look() || self.is_ending() || home.sleepers.any()
+        };
+        let next_look = ageing.next_need(home).into_iter().chain(self.for_graphs.longest_sleep()).min();
+        let rung = match next_look {
+            Some(longest) => home.bell.park_for(longest, must_look),
+            None => {
+                home.bell.park(must_look);
+                true
+            }
+        };
+        // After a look at the shelves alone it goes back to sleep at once.
+        if rung {
+            self.idle_since = None;
+            // While nothing was returned, nothing would have shown that a context has ended.
+            if self.home.device_in_use() {
+                context_end::look_at_all(&self.home);
+            }
+        }
+    }
+}
