@@ -58,7 +58,7 @@ fn a_life_with_everything() {
         rig.sim.fail("cuMemHostUnregister", Fault::once(1));
         rig.pool.clear();
         rig.drain();
-        rig.sim.fail("cuMemHostRegister", Fault::always(801));
+        rig.sim.fail("cuMemHostRegister", Fault::always(2));
         (0..20).for_each(|_| rig.shelve(LEN, 1));
         rig.sim.clear_faults();
         rig.pool.clear();
@@ -177,7 +177,7 @@ fn each_kind_of_failure_is_a_warning_once_in_a_pool() {
     let turn = listen();
     let rig = Rig::new();
     for _ in 0..2 {
-        rig.sim.fail("cuMemHostRegister", Fault::always(801));
+        rig.sim.fail("cuMemHostRegister", Fault::always(2));
         (0..20).for_each(|_| rig.shelve(LEN, 1));
         rig.sim.clear_faults();
         rig.pool.clear();
