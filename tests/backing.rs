@@ -4,6 +4,7 @@
 mod common;
 
 use common::*;
+use pinpool::regions::{self, Coverage};
 use pinpool::sim::{Fault, Sim, SimBuilder};
 use pinpool::{Backing, BackingInUse, Error};
 
@@ -29,6 +30,7 @@ fn a_round(rig: &Rig) {
     let (stream, device) = (rig.context.stream(), rig.context.alloc(64 * KIB));
     let mut buffer = rig.pool.take(64 * KIB);
     assert!(buffer.is_pinned() && all_zero(&buffer));
+    assert_eq!(regions::covering(&buffer), Coverage::Whole);
     buffer.copy_from_slice(&pattern(3, 64 * KIB));
     copy_to_device(&stream, &buffer, 64 * KIB, &device);
     buffer.record_last_use(&stream).unwrap();
@@ -237,7 +239,9 @@ fn a_reset_of_the_context_takes_the_drivers_memory_and_the_pool_survives_it() {
     let rig = rig(Backing::HostPinned, |builder| builder);
     rig.shelve(64 * KIB, 2);
     rig.sim.cuda().cu_device_primary_ctx_reset(0).unwrap();
+    let _again = rig.sim.context(0); // the same handle, and another context
     rig.pool.clear();
+    assert_eq!(rig.sim.calls("cuMemFreeHost"), 0, "its addresses may be somebody else's by now");
     let stats = rig.pool.stats();
     assert!(stats.is_balanced(), "{stats:#?}");
     assert_eq!(stats.quarantined_pinned_bytes, 128 * KIB, "what is gone is not freed again");

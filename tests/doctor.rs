@@ -144,16 +144,44 @@ fn a_stub_in_the_way_is_named() {
 #[test]
 fn a_driver_that_refuses_to_page_lock_is_no_success() {
     let library = child::built("libfake_cuda.so");
-    let refusing = [("PINPOOL_CUDA_LIBRARY", library.as_os_str()), ("FAKE_CUDA_REFUSE", OsStr::new("801"))];
+    let refusing = [("PINPOOL_CUDA_LIBRARY", library.as_os_str()), ("FAKE_CUDA_REFUSE", OsStr::new("2"))];
     let (page, code) = doctor(&[], &refusing);
     assert_eq!(code, Some(1), "{page}");
-    assert!(page.contains("cuMemHostRegister_v2: CUDA_ERROR_NOT_SUPPORTED (801)"), "{page}");
-    assert!(page.contains("confidential-computing mode"), "{page}");
+    assert!(page.contains("cuMemHostRegister_v2: CUDA_ERROR_OUT_OF_MEMORY (2)"), "{page}");
+    assert!(page.contains("a limit of the platform"), "{page}");
 
     let lying = [("PINPOOL_CUDA_LIBRARY", library.as_os_str()), ("FAKE_CUDA_REFUSE", OsStr::new("0"))];
     let (page, code) = doctor(&[], &lying);
     assert_eq!(code, Some(1), "{page}");
     assert!(page.contains("registered, but the driver says that it is not page-locked"), "{page}");
+}
+
+#[test]
+fn what_is_page_locked_on_a_machine_that_refuses_registration_is_told_and_why() {
+    let library = child::built("libfake_cuda.so");
+    let with = |name: &'static str, value: &'static str| {
+        [("PINPOOL_CUDA_LIBRARY", library.as_os_str()), (name, OsStr::new(value))]
+    };
+    let (page, code) = doctor(&[], &with("FAKE_CUDA_CONFIDENTIAL", "1"));
+    assert_eq!(code, Some(0), "{page}");
+    assert!(page.contains("registers host memory (99): yes"), "{page}");
+    assert!(page.contains("a pool page-locks memory of the driver's (cuMemHostAlloc)"), "{page}");
+    assert!(page.contains("confidential-computing mode"), "{page}");
+
+    let (page, code) = doctor(&[], &with("FAKE_CUDA_ATTRIBUTES", "99=0,89=0"));
+    assert_eq!(code, Some(0), "{page}");
+    assert!(page.contains("registers host memory (99): no"), "{page}");
+    assert!(
+        page.contains("attribute 99 is 0") && page.contains("the host may always touch (89): no"),
+        "{page}"
+    );
+
+    let (page, code) = doctor(&["--json"], &with("FAKE_CUDA_ATTRIBUTES", "100=1"));
+    assert_eq!(code, Some(0), "{page}");
+    assert!(
+        page.contains("\"host_page_tables\": true") && page.contains("goes by the host's page tables"),
+        "{page}"
+    );
 }
 
 #[test]

@@ -6,7 +6,8 @@ mod child;
 
 use child::{copy_of, folder, in_child, is_child};
 use libloading::Library;
-use pinpool::{Driver, Error, PinnedPool, RawStream};
+use pinpool::backend::{BackendError, DevicePreferred, HostPinned, MemoryBackend};
+use pinpool::{Backing, Driver, Error, PinnedPool, RawStream};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -132,4 +133,43 @@ fn child_with_errors() {
     assert_eq!(call!(runtime.cudaHostUnregister(64 => usize) -> u32), 713);
     pool.take(64).record_last_use(&nowhere).unwrap_err();
     assert_eq!(runtime.last_error(), 101);
+}
+
+#[test]
+fn memory_of_the_runtimes_backs_pools_and_allocators_too() {
+    in_child("child_with_memory_of_the_runtimes", &[]);
+}
+
+#[test]
+#[ignore = "run by memory_of_the_runtimes_backs_pools_and_allocators_too"]
+fn child_with_memory_of_the_runtimes() {
+    if !is_child() {
+        return;
+    }
+    let runtime = Runtime::load("runtime-memory");
+    let driver = Driver::builder().runtime().build();
+    // SAFETY: the null stream of device 0, which is never reset.
+    let shown = unsafe { RawStream::of_runtime(0, std::ptr::null_mut()) };
+    let builder = PinnedPool::builder().driver(driver.clone()).context_of(&shown);
+    let pool = builder.backing(Backing::HostPinned).build().unwrap();
+    let mut buffer = pool.take_pinned(1 << 16).unwrap();
+    assert!(buffer.is_pinned() && buffer.iter().all(|byte| *byte == 0));
+    assert_eq!(driver.is_page_locked(&buffer), Ok(true));
+    assert_eq!(call!(runtime.fake_cudart_allocated_host_bytes() -> usize), 1 << 16);
+    buffer.fill(1);
+    drop(buffer);
+    assert!(pool.shutdown().completed);
+    assert_eq!(call!(runtime.fake_cudart_allocated_host_bytes() -> usize), 0);
+
+    let preferring = DevicePreferred::builder(&driver).context_of(&shown).build().unwrap();
+    // SAFETY: it is not used.
+    let base = unsafe { preferring.allocate(4096) }.unwrap();
+    assert_eq!(call!(runtime.fake_cudart_preferring() -> usize), 1);
+    // SAFETY: nobody uses it.
+    unsafe { preferring.deallocate(base, 4096) }.unwrap();
+    let pinned = HostPinned::builder(&driver).context_of(&shown).build().unwrap();
+    // SAFETY: an address of nobody's is refused.
+    let refused = unsafe { pinned.deallocate(base, 4096) };
+    assert!(matches!(refused, Err(BackendError::NotOurs { .. })), "{refused:?}");
+    assert_eq!(runtime.last_error(), 0, "an application's next check would have found it");
 }

@@ -1,6 +1,7 @@
 //! What to do, in plain words, from what was found.
 
 use crate::Findings;
+use pinpool::BackingInUse;
 
 /// The most likely reason first.
 pub fn advice(findings: &Findings) -> Vec<String> {
@@ -9,6 +10,25 @@ pub fn advice(findings: &Findings) -> Vec<String> {
     match &findings.trial {
         Ok(trial) if trial.pinning_works() => {
             say("Page-locking works: the driver was asked, and says that the memory is page-locked.");
+            match trial.backing {
+                BackingInUse::HostPinned if trial.support.first().is_some_and(|of| !of.host_register) => say(
+                    "The device does not register host memory (attribute 99 is 0), so a pool takes page-locked \
+                     memory of the driver's: a buffer moves when it is page-locked after its first return.",
+                ),
+                BackingInUse::HostPinned => {
+                    say(meaning_of(801).expect("it is explained"));
+                    say(
+                        "So a pool takes page-locked memory of the driver's (cuMemHostAlloc), which works: a buffer \
+                         moves when it is page-locked after its first return.",
+                    );
+                }
+                _ if trial.support.first().is_some_and(|of| of.host_page_tables) => say(
+                    "The device goes by the host's page tables (attribute 100), so ordinary memory is as good: a pool \
+                     page-locks nothing by itself, and `is_pinned()` is false. `take_pinned` and `prewarm`, which were \
+                     tried here, page-lock all the same.",
+                ),
+                _ => {}
+            }
             say(
                 "If your own program's copies do not engage, call `check_cudarc`, `PinnedBuffer::is_pinned` and \
                  `Driver::is_page_locked` there, and look at `registration_failures` in the pool's statistics.",

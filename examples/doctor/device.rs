@@ -3,7 +3,8 @@
 use crate::machine::kib;
 use crate::memory::Mapping;
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError};
-use pinpool::{Driver, PinnedPool};
+use pinpool::backend::DeviceSupport;
+use pinpool::{BackingInUse, Driver, PinnedPool};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,6 +16,10 @@ const REPEATS: usize = 3;
 /// What was tried, and how it went.
 pub struct Trial {
     pub devices: Vec<Device>,
+    /// What each device says about the memory it can be given.
+    pub support: Vec<DeviceSupport>,
+    /// What the pool ended up with on device 0.
+    pub backing: BackingInUse,
     pub registrations: Vec<Registration>,
     pub page_locks: Vec<PageLock>,
     /// Empty where nothing could be page-locked or copied.
@@ -89,8 +94,10 @@ impl Trial {
         drop(held);
         let page_locks = [false, true].into_iter().filter_map(page_lock).collect();
         let copies = copies(&pool, &stream).unwrap_or_default();
+        let backing = pool.stats().backing;
         pool.shutdown();
-        Ok(Self { devices, registrations, page_locks, copies, vm_before, vm_during })
+        let support = DeviceSupport::of_all(driver).unwrap_or_default();
+        Ok(Self { devices, support, backing, registrations, page_locks, copies, vm_before, vm_during })
     }
 }
 

@@ -54,6 +54,8 @@ impl Page {
             "libraries": findings.libraries.iter().map(library_json).collect::<Vec<_>>(),
             "not_tried": trial.err(),
             "devices": trial.map_or(json!([]), devices_json),
+            "support": trial.map_or(json!([]), support_json),
+            "backing": trial.ok().map(|trial| format!("{:?}", trial.backing)),
             "registration": trial.map_or(json!([]), registrations_json),
             "page_lock": trial.map_or(json!([]), page_locks_json),
             "copies": trial.map_or(json!([]), copies_json),
@@ -112,7 +114,8 @@ fn trial_sections(trial: &Trial) -> Vec<(&'static str, Vec<String>)> {
         };
         format!("{}: {what}", bytes(tried.bytes as u64))
     });
-    let mut sections = vec![("The devices", devices), ("Page-locking", registrations.collect())];
+    let mut sections = vec![("The devices", devices), ("Memory that they can be given", support(trial))];
+    sections.push(("Page-locking", registrations.collect()));
     let locks = trial.page_locks.iter().map(|lock| {
         let pages = if lock.huge_pages { "huge pages advised" } else { "4 KiB pages" };
         match lock.result {
@@ -137,6 +140,40 @@ fn trial_sections(trial: &Trial) -> Vec<(&'static str, Vec<String>)> {
         format!("before: {}; while 64 MiB are page-locked: {}", vm(trial.vm_before), vm(trial.vm_during));
     sections.push(("What the kernel counts", vec![counters]));
     sections
+}
+
+/// What each device says, and what a pool makes of it.
+fn support(trial: &Trial) -> Vec<String> {
+    let each = trial.support.iter().map(|of| {
+        let said = [
+            ("registers host memory (99)", of.host_register),
+            ("goes by the host's page tables (100)", of.host_page_tables),
+            ("reads pageable memory itself (88)", of.pageable_access),
+            ("same address for registered memory (91)", of.host_pointer_serves),
+            ("registers read-only memory (113)", of.read_only_register),
+            ("managed memory (83)", of.managed_memory),
+            ("which the host may always touch (89)", of.concurrent_managed_access),
+        ];
+        let shown = said.map(|(what, is_so)| format!("{what}: {}", if is_so { "yes" } else { "no" }));
+        format!("device {}: {}", of.device, shown.join("; "))
+    });
+    each.chain([format!("a pool page-locks {}", trial.backing)]).collect()
+}
+
+fn support_json(trial: &Trial) -> Value {
+    let each = trial.support.iter().map(|of| {
+        json!({
+            "device": of.device,
+            "host_register": of.host_register,
+            "host_page_tables": of.host_page_tables,
+            "pageable_access": of.pageable_access,
+            "host_pointer_serves": of.host_pointer_serves,
+            "read_only_register": of.read_only_register,
+            "managed_memory": of.managed_memory,
+            "concurrent_managed_access": of.concurrent_managed_access,
+        })
+    });
+    each.collect()
 }
 
 fn copies(copies: &[Copy], simulated: bool) -> Vec<String> {

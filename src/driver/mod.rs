@@ -32,6 +32,7 @@ mod memory_gate;
 mod process;
 mod relaxed;
 pub(crate) mod runtime;
+mod runtime_memory;
 mod runtime_table;
 mod search;
 mod table;

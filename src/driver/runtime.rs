@@ -16,7 +16,6 @@
 #![allow(unsafe_code)] // calls the runtime
 
 use super::ladder::Request;
-use super::memory::DriverMemory;
 use super::process::{DRIVER, RUNTIME};
 use super::runtime_table::{PointerAttributes, RuntimeTable};
 use super::{
@@ -72,13 +71,13 @@ fn device_of(context: ContextHandle) -> i32 {
     i32::try_from(context.0 - 1).unwrap_or(i32::MAX)
 }
 
-fn table(call: &'static str) -> Result<&'static RuntimeTable, CallError> {
+pub(super) fn table(call: &'static str) -> Result<&'static RuntimeTable, CallError> {
     RUNTIME.table_in_use().ok_or(CallError::new(call, INITIALIZATION_ERROR))
 }
 
 impl RuntimeTable {
     /// Makes one call and takes its failure back from the thread, unless an earlier one is there.
-    fn call(&self, call: &'static str, function: impl FnOnce() -> u32) -> Result<(), CallError> {
+    pub(super) fn call(&self, call: &'static str, function: impl FnOnce() -> u32) -> Result<(), CallError> {
         // SAFETY: cudaPeekAtLastError takes nothing and changes nothing.
         let before = unsafe { (self.peek_last_error)() };
         let code = function();
@@ -129,8 +128,6 @@ fn used_devices() -> Vec<i32> {
     }
     devices
 }
-
-impl DriverMemory for RuntimeDriver {}
 
 impl DriverApi for RuntimeDriver {
     fn identity(&self) -> DriverIdentity {

@@ -4,7 +4,7 @@
 
 use super::ladder::Kind;
 use super::process::Entries;
-use super::table::entry_points;
+use super::table::{MemoryLocation, entry_points};
 use crate::error::CallError;
 use libloading::Library;
 
@@ -36,6 +36,12 @@ entry_points! {
     optional {
         stream_is_capturing = "cudaStreamIsCapturing"(usize, *mut u32);
         exchange_capture_mode = "cudaThreadExchangeStreamCaptureMode"(*mut u32);
+        host_alloc = "cudaHostAlloc"(*mut usize, usize, u32);
+        host_free = "cudaFreeHost"(usize);
+        managed_alloc = "cudaMallocManaged"(*mut usize, usize, u32);
+        free = "cudaFree"(usize);
+        advise = "cudaMemAdvise"(usize, usize, u32, i32);
+        advise_location = "cudaMemAdvise"(usize, usize, u32, MemoryLocation);
     }
 }
 

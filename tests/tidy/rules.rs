@@ -16,6 +16,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/driver/entry_points.rs",
     "src/driver/graphs.rs",
     "src/driver/runtime.rs",
+    "src/driver/runtime_memory.rs",
     "src/driver/runtime_table.rs",
     "src/interop/cudarc_library.rs",
     "src/buffer/captured.rs",

@@ -126,6 +126,21 @@ exports! {
         bound()?.cu_mem_host_register(address, bytes, flags)
     }
     fn cudaHostUnregister(address: *mut u8) { bound()?.cu_mem_host_unregister(address) }
+    fn cudaHostAlloc(address: *mut usize, bytes: usize, flags: u32) {
+        let made = bound()?.cu_mem_host_alloc(bytes, flags)?;
+        // SAFETY: the caller's contract.
+        unsafe { out(address, made as usize) }
+    }
+    fn cudaFreeHost(address: *mut u8) { bound()?.cu_mem_free_host(address) }
+    fn cudaMallocManaged(address: *mut usize, bytes: usize, flags: u32) {
+        let made = bound()?.cu_mem_alloc_managed(bytes, flags)?;
+        // SAFETY: the caller's contract.
+        unsafe { out(address, made as usize) }
+    }
+    fn cudaFree(address: usize) { bound()?.cu_mem_free(address as u64) }
+    fn cudaMemAdvise(address: usize, bytes: usize, advice: u32, device: i32) {
+        bound()?.cu_mem_advise(address as u64, bytes, advice, (1, device))
+    }
     fn cudaStreamCreate(stream: *mut usize) {
         let made = bound()?.cu_stream_create(0)?;
         // SAFETY: the caller's contract.
@@ -220,6 +235,18 @@ pub extern "C" fn fake_cudart_release(stream: usize) {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cudart_registered_bytes() -> usize {
     SIM.registered_bytes()
+}
+
+/// Bytes that are allocated page-locked now.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cudart_allocated_host_bytes() -> usize {
+    SIM.allocated_host_bytes()
+}
+
+/// How many managed allocations prefer a device.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cudart_preferring() -> usize {
+    SIM.preferred_devices().len()
 }
 
 /// Whether a context was made on the device.
