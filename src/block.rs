@@ -17,7 +17,7 @@ mod tests;
 mod returned;
 
 use crate::contexts::Context;
-use crate::driver::{ContextHandle, Driver, HostAccess};
+use crate::driver::{ContextHandle, Driver, HostAccess, Resource};
 use crate::driver_pages;
 use crate::error::CallError;
 use crate::events::Use;
@@ -132,6 +132,16 @@ impl Out {
             returned_at: None,
             region: None,
         }))
+    }
+
+    /// A pageable block of fresh pages; `None` when the system refuses the memory.
+    pub(crate) fn map(driver: &Driver, class: SizeClass) -> Option<Self> {
+        if !driver.api().may_have(Resource::Memory(class.bytes())) {
+            return None;
+        }
+        let pages = Pages::map(class.bytes())?;
+        driver.api().before_host_access(HostAccess::Mapped, pages.base(), pages.bytes());
+        Some(Self::fresh(pages, class))
     }
 
     pub(crate) fn uses(&self) -> &Uses {
@@ -348,6 +358,12 @@ pub(crate) enum Released {
 }
 
 impl Retiring {
+    /// Leaks the block; the caller counts it.
+    pub(crate) fn quarantine(mut self) {
+        self.0.pages.leak();
+        std::mem::forget(self.0);
+    }
+
     /// Unregisters and unmaps. May block in the driver.
     pub(crate) fn release(self, driver: &Driver) -> Released {
         let Body { mut pages, registered_in, region, of_driver, .. } = *self.0;

@@ -213,7 +213,11 @@ impl Drop for PinnedBuffer {
         // and where it may page-lock.
         let unrecorded =
             block.uses().is_empty() && matches!(block.fate(), Fate::Recorded | Fate::RecordFailed);
-        let seen = if unrecorded { home.driver.api().current_context() } else { None };
+        let seen = if unrecorded { home.driver.api().current_context() } else { Ok(None) };
+        let seen = seen.unwrap_or_else(|_| {
+            block.worsen(Fate::Unknown);
+            None
+        });
         let dirty_bytes = self.dirty.bytes(self.len);
         let (class, pinned, epoch) = (block.class(), block.is_pinned(), home.epoch());
         home.counts.class(class).returned[epoch].of(pinned).add(1);

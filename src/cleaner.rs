@@ -29,6 +29,7 @@ use crate::queues::{Failure, Queues};
 use crate::report::{Kind, Why, micros, say, say_failure};
 use crate::shelf::Placed;
 use crate::size_class::SizeClass;
+use crate::spawn::spawn;
 use crate::sync::{Arc, Instant, thread};
 use held::ForGraphs;
 use policies::{Ageing, say_passed_over};
@@ -40,8 +41,8 @@ const NAP_MAX: Duration = Duration::from_millis(1);
 /// Starts the thread; `None` when the system refuses.
 pub(crate) fn start(home: &Arc<Home>) -> Option<thread::JoinHandle<()>> {
     let name = home.settings.thread_name.clone();
-    let home = home.clone();
-    thread::Builder::new().name(name).spawn(move || Cleaner::new(home).run()).ok()
+    let ours = home.clone();
+    spawn(&home.driver, name, move || Cleaner::new(ours).run()).ok()
 }
 
 struct Cleaner {
@@ -172,10 +173,18 @@ impl Cleaner {
     /// By what says that the device is done with it.
     fn sort(&mut self, mut block: Returned) {
         block.stamp(Instant::now());
-        if let Some(seen) = block.seen_context() {
-            self.home.contexts.learn_current(&self.home.driver, seen);
+        if let Some(seen) = block.seen_context()
+            && let Err(error) = self.home.contexts.learn_current(&self.home.driver, seen)
+        {
+            self.home.note_device_error(&error);
+            block.lost_its_context();
         }
         match block.fate() {
+            Fate::Unknown if self.may_be_in_use_without_record(&block) => {
+                self.home.counts.class(block.class()).wait_failures.add(1);
+                self.quarantine(block, "the context that it was dropped in could not be asked for")
+            }
+            Fate::Unknown => self.home.pending.insert(Stage::Done, block),
             Fate::Captured if block.is_held() => self.hold(block),
             Fate::Captured => {
                 self.quarantine(block, "its copy was captured into a graph, which may read it again")
@@ -206,8 +215,8 @@ impl Cleaner {
             return false;
         }
         block.is_pinned() || {
-            self.home.contexts.learn_active_primaries(&self.home.driver);
-            self.home.contexts.any_reads_pageable(&self.home.driver)
+            let learned = self.home.contexts.learn_active_primaries(&self.home.driver);
+            learned.is_err() || self.home.contexts.any_reads_pageable(&self.home.driver)
         }
     }
 

@@ -7,7 +7,7 @@
 
 use crate::driver::exit::Visit;
 use crate::driver::memory::Attribute;
-use crate::driver::{ContextHandle, Driver, EventHandle, KeepAlive, with_relaxed_capture};
+use crate::driver::{ContextHandle, Driver, EventHandle, KeepAlive, Severity, with_relaxed_capture};
 use crate::error::CallError;
 use crate::os::ForkWord;
 use crate::report::say;
@@ -154,41 +154,44 @@ impl Contexts {
     }
 
     /// A context that is or was a thread's current one; asks the driver whether it is a primary one.
-    pub(crate) fn learn_current(&self, driver: &Driver, handle: ContextHandle) -> Option<Arc<Context>> {
+    ///
+    /// `None` when it went away meanwhile, and its device work with it. An error says nothing of its work, so
+    /// whoever waits must not go on as if there were none.
+    pub(crate) fn learn_current(
+        &self,
+        driver: &Driver,
+        handle: ContextHandle,
+    ) -> Result<Option<Arc<Context>>, CallError> {
         if let Some(context) = self.find(handle) {
-            return Some(context);
+            return Ok(Some(context));
         }
-        let hold = with_current(driver, handle, || driver.api().current_device())
-            .and_then(|device| device)
-            .map(|device| retain_if_active_and_same(driver, device, handle));
-        match hold {
-            Ok(hold) => Some(self.add(driver, Context::new(driver, handle, hold))),
-            // The context went away between the drop and now, and its device work with it.
+        let device = with_current(driver, handle, || driver.api().current_device()).and_then(|device| device);
+        match device.and_then(|device| retain_if_active_and_same(driver, device, handle)) {
+            Ok(hold) => Ok(Some(self.add(driver, Context::new(driver, handle, hold)))),
             Err(error) => {
                 say!(DEBUG, "context_unusable", %error, "a context that was seen current cannot be used");
-                None
+                if is_about_a_dead_context(&error) { Ok(None) } else { Err(error) }
             }
         }
     }
 
-    /// Every active primary context; creates none.
-    pub(crate) fn learn_active_primaries(&self, driver: &Driver) {
+    /// Every active primary context; creates none. After an error there may be one that is not known.
+    pub(crate) fn learn_active_primaries(&self, driver: &Driver) -> Result<(), CallError> {
         if !driver.api().is_in_use() {
-            return;
+            return Ok(());
         }
-        let devices = driver.api().active_primary_devices().unwrap_or_default();
-        for device in devices {
+        for device in driver.api().active_primary_devices()? {
             let known = |context: &Arc<Context>| {
                 !context.is_gone() && matches!(context.hold, Hold::Primary(primary) if primary == device)
             };
             if self.known.read().iter().any(known) {
                 continue;
             }
-            if let Ok(handle) = driver.api().retain_primary(device) {
-                // Dropped by `add`, retain and all, if another thread learned it meanwhile.
-                drop(self.add(driver, Context::new(driver, handle, Hold::Primary(device))));
-            }
+            let handle = driver.api().retain_primary(device)?;
+            // Dropped by `add`, retain and all, if another thread learned it meanwhile.
+            drop(self.add(driver, Context::new(driver, handle, Hold::Primary(device))));
         }
+        Ok(())
     }
 
     /// Where to register: a primary context if one is known, since the pool can keep it alive itself.
@@ -200,31 +203,35 @@ impl Contexts {
 
     /// Where to do by name what a caller asks for: the calling thread's context where that is a primary one, which
     /// can be kept alive; else an active primary one; else the thread's. None is made.
-    pub(crate) fn of_the_caller(&self, driver: &Driver) -> Option<Arc<Context>> {
-        let current = driver.api().current_context();
-        let current = current.and_then(|handle| self.learn_current(driver, handle));
+    pub(crate) fn of_the_caller(&self, driver: &Driver) -> Result<Option<Arc<Context>>, CallError> {
+        let current = driver.api().current_context()?;
+        let current = current.map(|handle| self.learn_current(driver, handle)).transpose()?.flatten();
         if let Some(context) = &current
             && context.is_primary()
         {
-            return current;
+            return Ok(current);
         }
-        self.learn_active_primaries(driver);
+        self.learn_active_primaries(driver)?;
         let known = self.for_registration();
-        known.filter(|context| context.is_primary() || current.is_none()).or(current)
+        Ok(known.filter(|context| context.is_primary() || current.is_none()).or(current))
     }
 
     /// Whether any known device reads pageable host memory itself, so that a copy from it may still
     /// read after the call has returned.
     pub(crate) fn any_reads_pageable(&self, driver: &Driver) -> bool {
         self.usable().iter().any(|context| {
-            *context.reads_pageable.get_or_init(|| {
-                let answer = with_current(driver, context.handle, || {
-                    let device = driver.api().current_device()?;
-                    driver.api().reads_pageable_memory(device)
-                });
-                // Where the driver cannot say, a wait too many is better than one too few.
-                answer.and_then(|result| result).unwrap_or(true)
-            })
+            if let Some(answer) = context.reads_pageable.get() {
+                return *answer;
+            }
+            let answer = with_current(driver, context.handle, || {
+                let device = driver.api().current_device()?;
+                driver.api().reads_pageable_memory(device)
+            });
+            match answer.and_then(|result| result) {
+                Ok(answer) => *context.reads_pageable.get_or_init(|| answer),
+                // Where the driver cannot say, a wait too many is better than one too few; it is asked again.
+                Err(_) => true,
+            }
         })
     }
 
@@ -252,7 +259,10 @@ impl Contexts {
             !is_unused
         });
         for context in unused {
-            self.release(driver, context);
+            if !self.release(driver, &context) {
+                // The retain is ours still; the next shutdown tries again.
+                self.known.write().push(context);
+            }
         }
     }
 
@@ -287,36 +297,41 @@ impl Contexts {
         };
         match earlier {
             Some(earlier) => {
-                self.release(driver, context);
+                self.release(driver, &context);
                 earlier
             }
             None => context,
         }
     }
 
-    fn release(&self, driver: &Driver, context: Arc<Context>) {
+    /// False when the driver did not take the retain back, though the context is there.
+    fn release(&self, driver: &Driver, context: &Context) -> bool {
         if context.is_gone() {
-            return;
+            return true;
         }
         let mut events = std::mem::take(&mut *context.idle_events.lock());
         // One that is pending even now ends with its context.
         let unwanted = std::mem::take(&mut *context.unwanted_events.lock());
         events.extend(unwanted.into_iter().filter(|event| driver.api().query_event(*event) == Ok(true)));
-        let destroyed = with_current(driver, context.handle, || {
-            events.iter().try_for_each(|event| driver.api().destroy_event(*event))
-        });
-        if let Err(error) = destroyed.and_then(|result| result) {
+        // One that cannot be destroyed keeps none of the others.
+        let destroy = |event: &EventHandle| {
+            if let Err(error) = driver.api().destroy_event(*event) {
+                say!(DEBUG, "events_not_destroyed", %error, "an event of the pool could not be destroyed");
+            }
+        };
+        let destroy_all = || with_current(driver, context.handle, || events.iter().for_each(destroy));
+        if let Err(error) = destroy_all().or_else(|_| destroy_all()) {
             say!(DEBUG, "events_not_destroyed", %error, "events of the pool could not be destroyed");
         }
-        release_retain(driver, &context);
+        release_retain(driver, context)
     }
 }
 
-fn release_retain(driver: &Driver, context: &Context) {
-    if let Hold::Primary(device) = context.hold
-        && let Err(error) = driver.api().release_primary(device)
-    {
-        say!(DEBUG, "context_not_released", device, %error, "a primary context could not be released");
+/// False when the driver did not take it.
+fn release_retain(driver: &Driver, context: &Context) -> bool {
+    match context.hold {
+        Hold::Primary(device) => release_primary(driver, device),
+        _ => true,
     }
 }
 
@@ -326,7 +341,8 @@ pub(crate) fn with_current<R>(
     context: ContextHandle,
     action: impl FnOnce() -> R,
 ) -> Result<R, CallError> {
-    let before = driver.api().current_context();
+    // Without the answer nothing could be restored.
+    let before = driver.api().current_context()?;
     if before == Some(context) {
         return Ok(action());
     }
@@ -343,10 +359,13 @@ struct Restore<'a> {
 
 impl Drop for Restore<'_> {
     fn drop(&mut self) {
-        // It was valid a moment ago; if it cannot be restored, it is gone, and the thread's next call would
-        // have found that out too.
-        if let Err(error) = self.driver.api().set_current_context(self.before) {
+        let api = self.driver.api();
+        // It was valid a moment ago, so a refusal may be for that moment only.
+        let restored = api.set_current_context(self.before).or_else(|_| api.set_current_context(self.before));
+        if let Err(error) = restored {
             say!(DEBUG, "context_not_restored", %error, "a thread's context could not be restored");
+            // None at all is an error at the thread's next call; ours would be a call in the wrong context.
+            let _ = api.set_current_context(None);
         }
     }
 }
@@ -356,9 +375,7 @@ fn retain_if_same(driver: &Driver, device: i32, handle: ContextHandle) -> Hold {
     match driver.api().retain_primary(device) {
         Ok(primary) if primary == handle => Hold::Primary(device),
         Ok(_) => {
-            if let Err(error) = driver.api().release_primary(device) {
-                say!(DEBUG, "context_not_released", device, %error, "a primary context could not be released");
-            }
+            release_primary(driver, device);
             Hold::Borrowed
         }
         Err(_) => Hold::Borrowed,
@@ -366,9 +383,29 @@ fn retain_if_same(driver: &Driver, device: i32, handle: ContextHandle) -> Hold {
 }
 
 /// As [`retain_if_same`], but only where the primary context is active, so that none is created.
-fn retain_if_active_and_same(driver: &Driver, device: i32, handle: ContextHandle) -> Hold {
-    match driver.api().active_primary_devices() {
-        Ok(active) if active.contains(&device) => retain_if_same(driver, device, handle),
-        _ => Hold::Borrowed,
+fn retain_if_active_and_same(driver: &Driver, device: i32, handle: ContextHandle) -> Result<Hold, CallError> {
+    let active = driver.api().active_primary_devices()?;
+    Ok(if active.contains(&device) { retain_if_same(driver, device, handle) } else { Hold::Borrowed })
+}
+
+/// Whether a failure to look at a context says that it is destroyed: from other functions, or with other codes, it
+/// says nothing about this one.
+fn is_about_a_dead_context(error: &CallError) -> bool {
+    match error.call() {
+        "cuCtxSetCurrent" => Severity::of(error) == Severity::Gone && !matches!(error.code(), 3 | 4),
+        "cuCtxGetDevice" => error.code() == CONTEXT_IS_DESTROYED,
+        _ => false,
     }
+}
+
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
+const CONTEXT_IS_DESTROYED: u32 = 709;
+
+/// Gives a retain up; a refusal may be for the moment only. False when it was not taken.
+fn release_primary(driver: &Driver, device: i32) -> bool {
+    let release = || driver.api().release_primary(device);
+    let Err(error) = release().or_else(|_| release()) else { return true };
+    say!(DEBUG, "context_not_released", device, %error, "a primary context could not be released");
+    // With a context or a driver that is gone the retain went too.
+    Severity::of(&error) == Severity::Gone
 }

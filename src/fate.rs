@@ -7,6 +7,8 @@ pub(crate) enum Fate {
     Recorded,
     /// A record failed, so a context-wide wait is needed besides the events.
     RecordFailed,
+    /// Without a record, and the dropping thread's context could not be asked: nobody knows where to wait.
+    Unknown,
     /// The caller proved that nothing is outstanding.
     Proven,
     /// Every context was synchronised after the return, which covers the recorded uses too.

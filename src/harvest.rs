@@ -134,21 +134,35 @@ impl<'a> Search<'a> {
         let kind_ok = if block.is_pinned() {
             !self.home.is_lost() && !block.is_stranded()
         } else {
-            !self.device_in_use || self.home.backing.locks_nothing()
+            self.may_stay_pageable()
         };
         dirty_ok && kind_ok && matches!(block.fate(), Fate::Recorded | Fate::Proven | Fate::ContextsIdle)
+    }
+
+    /// Nothing can be pinned, or no thread runs that would pin it: without this a pool whose thread cannot be
+    /// started would map fresh memory at every take and queue it at every drop.
+    fn may_stay_pageable(&self) -> bool {
+        !self.device_in_use || self.home.backing.locks_nothing() || self.home.bell.is_stopped()
+    }
+
+    /// Whether a device may be reading pageable memory without a record.
+    fn pageable_may_be_in_use(&self) -> bool {
+        let Home { contexts, driver, .. } = &**self.home;
+        contexts.learn_active_primaries(driver).is_err() || contexts.any_reads_pageable(driver)
     }
 
     fn is_done(&mut self, block: &Returned) -> bool {
         match block.fate() {
             Fate::Proven | Fate::ContextsIdle => true,
             // Without a record only a context-wide wait could say it, which is the cleaner's.
-            Fate::Recorded if block.uses().is_empty() => !self.device_in_use,
+            Fate::Recorded if block.uses().is_empty() => {
+                !self.device_in_use || !block.is_pinned() && !self.pageable_may_be_in_use()
+            }
             Fate::Recorded => {
                 // The work of a context that has ended is over, and its events are asked nothing.
                 block.uses().iter().all(|used| used.context.is_gone() || self.is_complete(used.event))
             }
-            Fate::RecordFailed | Fate::Captured => false,
+            Fate::RecordFailed | Fate::Unknown | Fate::Captured => false,
         }
     }
 

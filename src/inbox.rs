@@ -134,6 +134,11 @@ impl<T> LaneQueue<T> {
         self.receiver.try_recv().ok()
     }
 
+    /// Whether a value would find a slot, where nobody else pushes.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.sender.is_full()
+    }
+
     /// Waits for a value.
     pub(crate) fn pop_wait(&self) -> Option<T> {
         self.receiver.recv().ok()
@@ -191,6 +196,10 @@ mod shim {
 
         pub(super) fn send(&self, value: T) -> Result<(), TrySendError<T>> {
             self.try_send(value)
+        }
+
+        pub(super) fn is_full(&self) -> bool {
+            self.0.queue.lock().len() == self.1
         }
     }
 

@@ -19,6 +19,7 @@ use crate::inbox::LaneQueue;
 use crate::os::tune_background_thread;
 use crate::registrar::{self, NotRegistered};
 use crate::report::{Kind, Why, micros, say, say_failure};
+use crate::spawn::spawn;
 use crate::sync::{Arc, AtomicBool, Instant, Mutex, Ordering, thread};
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -123,7 +124,7 @@ impl<J: Send + 'static, R: LaneResult> Lane<J, R> {
     fn start(&mut self) {
         let (home, shared, work) = (self.home.clone(), self.shared.clone(), self.work);
         let body = move || run_lane(&home, &shared, work);
-        match thread::Builder::new().name(self.name.clone()).spawn(body) {
+        match spawn(&self.home.driver, self.name.clone(), body) {
             Ok(thread) => self.thread = Some(thread),
             Err(error) => {
                 let is_first = self.home.said.is_first(Kind::ThreadRefused);
@@ -135,27 +136,32 @@ impl<J: Send + 'static, R: LaneResult> Lane<J, R> {
 
     #[cold]
     fn work_inline(&mut self) {
-        while let Some(job) = self.backlog.pop_front() {
-            let overflow = std::cell::RefCell::new(VecDeque::new());
+        // A job gives at most one result, and the next job begins only where there is a place for its result: the
+        // rest waits in the backlog until the cleaner has taken some.
+        while self.shared.results.has_room()
+            && let Some(job) = self.backlog.pop_front()
+        {
             (self.work)(&self.home, job, &|| None, &|result| {
                 if let Err(result) = self.shared.results.try_push(result) {
-                    overflow.borrow_mut().push_back(result);
+                    // Nobody else gives results here, so this cannot be; were it so, the block is leaked and counted.
+                    result.came_too_late(&self.home);
                 }
             });
-            // A job that gave more results than there are slots cannot be; one at a time is done here.
-            debug_assert!(overflow.into_inner().is_empty());
         }
     }
 
     /// Ends the lane after the jobs that it has. False when it does not end by the deadline; it is then
     /// abandoned, and quarantines what it still holds.
     pub(crate) fn stop(&mut self, deadline: Instant, mut result: impl FnMut(R)) -> bool {
-        if self.thread.is_none() {
-            // Where no thread could be started, results were made here.
+        while self.thread.is_none() {
+            // Where no thread could be started, results were made here, and the rest is made now.
             while let Some(value) = self.shared.results.pop() {
                 result(value);
             }
-            return true;
+            if self.backlog.is_empty() {
+                return true;
+            }
+            self.feed();
         }
         let mut told = false;
         let ended = self.home.progress.wait_until(Some(deadline), || {

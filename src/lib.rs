@@ -34,7 +34,7 @@
 //! 0: code_name error sync
 //! 1: os limits size_class zero pages config stats clock report
 //! 2: driver stream raw_stream sim
-//! 3: contexts backing driver_pages holds captures events notes regions fate block dirty
+//! 3: spawn contexts backing driver_pages holds captures events notes regions fate block dirty
 //! 4: inbox bell pending boundary shelf queues sleepers pause
 //! 5: home
 //! 6: context_end registrar harvest buffer views waiting
@@ -90,6 +90,7 @@ mod fate;
 mod holds;
 mod notes;
 pub mod regions;
+mod spawn;
 
 mod bell;
 mod boundary;

@@ -15,7 +15,7 @@ use crate::harvest::{find_returned, harvest};
 use crate::home::Home;
 use crate::os::ForkWord;
 use crate::pages::Pages;
-use crate::registrar;
+use crate::registrar::{self, NotRegistered};
 use crate::report::{Kind, Why, say_failure};
 use crate::shelf::{Door, Placed};
 use crate::size_class::SizeClass;
@@ -169,7 +169,7 @@ impl PinnedPool {
         if let Some(block) = find_returned(home, class, zeroed) {
             return Ok(PinnedBuffer::new(home.clone(), block, len));
         }
-        let block = fresh(class)?;
+        let block = fresh(home, class)?;
         home.counts.class(class).misses.of(false).add(1);
         Ok(PinnedBuffer::new(home.clone(), block, len))
     }
@@ -188,6 +188,10 @@ impl PinnedPool {
             return Err(not_pinned(class, "this is a forked child, where CUDA cannot be used"));
         }
         home.driver.api().prepare()?;
+        if home.is_lost() {
+            // What is still page-locked is of no more use than plain memory.
+            return Err(not_pinned(class, &NotRegistered::Lost.to_string()));
+        }
         while let Some(block) = home.shelf.pop(class) {
             let buffer = PinnedBuffer::new(home.clone(), block.hand_out(), len);
             if buffer.is_pinned() {
@@ -260,11 +264,12 @@ impl PinnedPool {
     /// A fresh block, page-locked on this thread and counted as staging.
     fn page_lock_fresh(&self, class: SizeClass) -> Result<Out, Error> {
         let home = self.home();
-        let mut block = fresh(class)?.never_handed_out();
+        let mut block = fresh(home, class)?.never_handed_out();
         let locked = crate::events::with_relaxed_capture(&home.driver, || {
             // The caller's own context may be one that the pool has not seen.
-            if let Some(context) = home.driver.api().current_context() {
-                home.contexts.learn_current(&home.driver, context);
+            if let Ok(Some(context)) = home.driver.api().current_context() {
+                // Where it cannot be learned, another one will do.
+                let _ = home.contexts.learn_current(&home.driver, context);
             }
             registrar::register(home, &mut block, true, |bytes| {
                 let mut evicted = Vec::new();
@@ -396,14 +401,15 @@ impl PinnedPool {
     }
 }
 
-fn fresh(class: SizeClass) -> Result<Out, Error> {
-    let pages = Pages::map(class.bytes()).ok_or(Error::OutOfMemory { bytes: class.bytes() })?;
-    Ok(Out::fresh(pages, class))
+fn fresh(home: &Home, class: SizeClass) -> Result<Out, Error> {
+    Out::map(&home.driver, class).ok_or(Error::OutOfMemory { bytes: class.bytes() })
 }
 
 #[cold]
 fn fresh_in_child(home: &Arc<Home>, class: SizeClass, len: usize) -> Result<PinnedBuffer, Error> {
-    Ok(PinnedBuffer::new(home.clone(), fresh(class)?, len))
+    // Nothing of the driver is touched here, and nobody is told.
+    let pages = Pages::map(class.bytes()).ok_or(Error::OutOfMemory { bytes: class.bytes() })?;
+    Ok(PinnedBuffer::new(home.clone(), Out::fresh(pages, class), len))
 }
 
 fn not_pinned(class: SizeClass, reason: &str) -> Error {

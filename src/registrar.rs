@@ -59,14 +59,14 @@ impl std::fmt::Display for NotRegistered {
 }
 
 /// A context to register in that has not ended; it is asked, because its handle may be another one's by now.
-fn living_context(home: &Arc<Home>) -> Option<Arc<Context>> {
+fn living_context(home: &Arc<Home>) -> Result<Arc<Context>, NotRegistered> {
     loop {
         if home.contexts.for_registration().is_none() {
-            home.contexts.learn_active_primaries(&home.driver);
+            home.contexts.learn_active_primaries(&home.driver).map_err(NotRegistered::Driver)?;
         }
-        let context = home.contexts.for_registration()?;
+        let context = home.contexts.for_registration().ok_or(NotRegistered::NoContext)?;
         if !context_end::look(home, &context) {
-            return Some(context);
+            return Ok(context);
         }
     }
 }
@@ -87,7 +87,7 @@ pub(crate) fn register(
     if let Some(error) = home.registration_pause() {
         return Err(NotRegistered::Paused(error));
     }
-    let context = living_context(home).ok_or(NotRegistered::NoContext)?;
+    let context = living_context(home)?;
     let plan = match home.backing.plan(&home.driver, &context, by_name) {
         Plan::NotNeeded => return Err(NotRegistered::NotNeeded),
         Plan::Impossible(error) => return Err(NotRegistered::Impossible(error)),

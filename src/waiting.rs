@@ -3,7 +3,8 @@
 use crate::buffer::{PinnedBuffer, SlowWait};
 use crate::error::Error;
 use crate::notes::Notes;
-use crate::sync::{Arc, Instant, Mutex, Ordering, fixed, thread};
+use crate::spawn::spawn;
+use crate::sync::{Arc, Instant, Mutex, Ordering, fixed};
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -95,8 +96,9 @@ impl Elsewhere {
     fn start(wait: SlowWait) -> Arc<Self> {
         let elsewhere = Arc::new(Self::default());
         let ours = elsewhere.clone();
+        let driver = wait.driver().clone();
         let body = move || ours.finish(wait.block());
-        if let Err(error) = thread::Builder::new().name("pinpool-wait".into()).spawn(body) {
+        if let Err(error) = spawn(&driver, "pinpool-wait".into(), body) {
             let problem = format!("a thread to wait on could not be started: {error}");
             elsewhere.finish(Err(Error::Setting { name: "thread", problem }));
         }

@@ -83,6 +83,46 @@ fn large_calls_fail_and_budgets_are_in_bytes() {
 }
 
 #[test]
+fn a_fault_lasts_from_its_call_on_and_may_end_everything() {
+    let (sim, _context) = device();
+    sim.fail("cuEventCreate", Fault::from_nth(2, 999));
+    let create = || sim.cuda().cu_event_create(NO_TIMING).map(|_| ());
+    assert_eq!([create(), create(), create()], [Ok(()), Err(999), Err(999)]);
+    assert_eq!(sim.cuda().cu_ctx_synchronize(), Ok(()), "another entry point is not concerned");
+    sim.clear_faults();
+    sim.fail("cuEventCreate", Fault::ends_everything(2, 700));
+    assert_eq!([create(), sim.cuda().cu_ctx_synchronize()], [Ok(()), Ok(())]);
+    assert_eq!([create(), sim.cuda().cu_ctx_synchronize(), create()], [Err(700); 3]);
+    sim.clear_faults();
+    assert_eq!([create(), sim.cuda().cu_ctx_synchronize()], [Ok(()), Ok(())]);
+}
+
+#[test]
+fn the_system_refuses_memory_and_threads_and_what_is_mapped_is_known() {
+    let (sim, context) = device();
+    let pool = pinpool::PinnedPool::builder().driver(sim.driver()).build().expect("a pool");
+    sim.fail("mmap", Fault::larger_than(4096, 1));
+    sim.fail("pthread_create", Fault::always(1));
+    assert!(matches!(pool.try_take(8192), Err(pinpool::Error::OutOfMemory { bytes: 8192 })));
+    let buffer = pool.take(4096);
+    assert_eq!(sim.mapped_bytes(), 4096);
+    drop(buffer);
+    assert!(!pool.drain(Duration::from_millis(1)), "no thread deals with it");
+    let called = |name| sim.called().iter().find(|(call, _)| *call == name).map_or(0, |(_, count)| *count);
+    assert_eq!((called("mmap"), called("pthread_create") > 0), (2, true));
+    assert_eq!(sim.total_calls(), called_by_the_driver(&sim), "they are no calls of the driver");
+    sim.clear_faults();
+    pool.set_max_pooled_bytes(0);
+    pool.shutdown();
+    assert_eq!(sim.mapped_bytes(), 0);
+    drop(context);
+}
+
+fn called_by_the_driver(sim: &Sim) -> u64 {
+    sim.called().iter().filter(|(call, _)| call.starts_with("cu")).map(|(_, count)| count).sum()
+}
+
+#[test]
 fn a_slow_call_takes_at_least_as_long() {
     let (sim, _context) = device();
     sim.fail("cuCtxSynchronize", Fault::slow(Duration::from_millis(3)));

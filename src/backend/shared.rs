@@ -226,7 +226,7 @@ unsafe impl<K: Kind> MemoryBackend for Backend<K> {
             return Err(BackendError::ForkedChild);
         }
         with_relaxed_capture(&self.driver, || {
-            self.contexts.learn_active_primaries(&self.driver);
+            self.contexts.learn_active_primaries(&self.driver)?;
             let contexts = self.contexts.usable();
             contexts.iter().try_for_each(|context| context.synchronize(&self.driver))
         })?;
@@ -311,7 +311,7 @@ impl<'a, K: Kind> BackendBuilder<'a, K> {
             if of != ours {
                 return Err(ours.refusal(of));
             }
-            contexts.learn_current(driver, handle).ok_or_else(no_context)
+            contexts.learn_current(driver, handle)?.ok_or_else(no_context)
         }));
         self
     }
@@ -332,7 +332,10 @@ impl<'a, K: Kind> BackendBuilder<'a, K> {
         driver.api().prepare().map_err(unavailable)?;
         let contexts = Contexts::default();
         let context = with_relaxed_capture(&driver, || match self.choice {
-            Choice::OfTheApplication => contexts.of_the_caller(&driver).ok_or_else(no_context),
+            Choice::OfTheApplication => contexts
+                .of_the_caller(&driver)
+                .map_err(Error::from)
+                .and_then(|found| found.ok_or_else(no_context)),
             Choice::Given(learn) => learn(&driver, &contexts),
         });
         // From here on its drop gives the context up again.

@@ -45,6 +45,11 @@ impl Returned {
         self
     }
 
+    /// The context that was current at the drop could not be asked for.
+    pub(crate) fn lost_its_context(&mut self) {
+        self.0.fate = Fate::Unknown;
+    }
+
     /// Every context that may hold work of the block was synchronised after its return.
     pub(crate) fn contexts_are_idle(&mut self) {
         self.0.fate = Fate::ContextsIdle;
@@ -55,7 +60,7 @@ impl Returned {
         match self.0.fate {
             Fate::Proven => Proof::NothingOutstanding,
             Fate::ContextsIdle => Proof::ContextsIdle,
-            Fate::Recorded | Fate::RecordFailed | Fate::Captured => Proof::EventsComplete,
+            Fate::Recorded | Fate::RecordFailed | Fate::Unknown | Fate::Captured => Proof::EventsComplete,
         }
     }
 

@@ -119,7 +119,7 @@ impl PinnedBuffer {
     /// [`Error::Driver`] when the driver cannot say, [`Error::ForkedChild`].
     pub fn is_quiescent(&self) -> Result<bool, Error> {
         match self.block().fate() {
-            Fate::RecordFailed | Fate::Captured => Ok(false),
+            Fate::RecordFailed | Fate::Unknown | Fate::Captured => Ok(false),
             _ if self.flags.has(NOTED | FOREIGN | CAPTURED) => Ok(false),
             Fate::Proven | Fate::ContextsIdle => Ok(true),
             Fate::Recorded => self.recorded_uses_are_done(),
@@ -315,6 +315,10 @@ pub(crate) struct SlowWait {
 }
 
 impl SlowWait {
+    pub(crate) fn driver(&self) -> &Driver {
+        &self.home.driver
+    }
+
     /// Gives the notes that were waited for.
     pub(crate) fn block(self) -> Result<Notes, Error> {
         let Self { home, notes, everything } = self;
@@ -328,7 +332,8 @@ impl SlowWait {
         };
         if everything {
             with_relaxed_capture(driver, || {
-                home.contexts.learn_active_primaries(driver);
+                // One that is not known is not waited for.
+                home.contexts.learn_active_primaries(driver)?;
                 let contexts = home.contexts.usable();
                 contexts.iter().try_for_each(|context| may_wait(context))?;
                 // Each by itself: that one context is gone or lost says nothing of the work of another.

@@ -102,12 +102,36 @@ impl Cleaner {
         let counts = self.home.counts.class(block.class());
         let pinned = block.is_pinned();
         counts.settled[block.epoch()].of(pinned).add(1);
-        if driver_answers {
+        let block = block.retire();
+        if driver_answers || !pinned {
             counts.retiring.of(pinned).add(1);
-            retire(&self.home, block.retire());
+            retire(&self.home, block);
         } else {
-            counts.quarantined.of(pinned).add(1);
+            counts.quarantined.of(true).add(1);
+            block.quarantine();
         }
+    }
+
+    /// A job that the release lane never began. Pageable memory needs no driver, and goes; the other is leaked.
+    fn give_up_on(&mut self, job: ReleaseJob) {
+        let block = match job {
+            ReleaseJob::Retire(block) => block,
+            ReleaseJob::Register(block) => {
+                self.lane_gave(Held::of(LaneKind::Release, block.class(), block.epoch(), false));
+                let counts = self.home.counts.class(block.class());
+                counts.retiring.of(false).add(1);
+                counts.settled[block.epoch()].of(false).add(1);
+                block.retire()
+            }
+        };
+        if !block.is_pinned() {
+            return retire(&self.home, block);
+        }
+        let (class, counts) = (block.class(), self.home.counts.class(block.class()));
+        counts.retiring.of(true).subtract(1);
+        counts.quarantined.of(true).add(1);
+        self.home.note_quarantine(|| format!("{} bytes: a driver call does not return", class.bytes()));
+        block.quarantine();
     }
 
     /// A lane hangs in the driver: what it holds is leaked and counted.
@@ -115,16 +139,7 @@ impl Cleaner {
     fn give_up_on_lanes(&mut self) {
         self.home.leave_lane();
         for job in self.release.take_unstarted() {
-            match job {
-                ReleaseJob::Retire(block) if block.is_pinned() => {
-                    let counts = self.home.counts.class(block.class());
-                    counts.retiring.of(true).subtract(1);
-                    counts.quarantined.of(true).add(1);
-                }
-                // The driver has no part in it.
-                ReleaseJob::Retire(block) => retire(&self.home, block),
-                ReleaseJob::Register(_) => {}
-            }
+            self.give_up_on(job);
         }
         say!(
             WARN,

@@ -90,12 +90,12 @@ impl DriverApi for CudaDriver {
         vec![driver, RUNTIME.report()]
     }
 
-    fn current_context(&self) -> Option<ContextHandle> {
-        let table = DRIVER.table_in_use()?;
+    fn current_context(&self) -> Result<Option<ContextHandle>, CallError> {
+        let Some(table) = DRIVER.table_in_use() else { return Ok(None) };
         let mut context = 0;
         // SAFETY: cuCtxGetCurrent writes one pointer.
-        let code = unsafe { (table.context_current)(&mut context) };
-        (code == SUCCESS && context != 0).then_some(ContextHandle(context))
+        check("cuCtxGetCurrent", unsafe { (table.context_current)(&mut context) })?;
+        Ok((context != 0).then_some(ContextHandle(context)))
     }
 
     fn set_current_context(&self, context: Option<ContextHandle>) -> Result<(), CallError> {

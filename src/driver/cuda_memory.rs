@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(driver.attribute(Attribute::HostRegister, 0), Ok(1));
         assert_eq!(driver.attribute(Attribute::HostRegister, 9).unwrap_err().code(), 101);
         driver.destroy_context(context).unwrap();
-        assert_eq!(driver.current_context(), None);
+        assert_eq!(driver.current_context(), Ok(None));
         assert_eq!(driver.pop_context(), Err(CallError::new("cuCtxPopCurrent_v2", 201)));
     }
 }

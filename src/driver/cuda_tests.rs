@@ -50,14 +50,14 @@ fn child_with_every_method() {
     });
     driver.prepare().expect("the environment names the fake library");
     assert!(driver.is_in_use());
-    assert_eq!(driver.current_context(), None);
+    assert_eq!(driver.current_context(), Ok(None));
     assert_eq!(driver.active_primary_devices(), Ok(vec![]));
 
     let context = driver.retain_primary(0).unwrap();
     assert_eq!(driver.active_primary_devices(), Ok(vec![0]));
-    assert_eq!(driver.current_context(), None, "a retain binds nothing");
+    assert_eq!(driver.current_context(), Ok(None), "a retain binds nothing");
     driver.set_current_context(Some(context)).unwrap();
-    assert_eq!(driver.current_context(), Some(context));
+    assert_eq!(driver.current_context(), Ok(Some(context)));
     assert_eq!(driver.current_device(), Ok(0));
     assert_eq!(driver.reads_pageable_memory(0), Ok(false));
 
@@ -156,7 +156,7 @@ fn child_that_looks() {
 
     let fake = Control::load().unwrap();
     assert!(!driver.is_in_use(), "mapped, but nobody has called cuInit");
-    assert_eq!(driver.current_context(), None);
+    assert_eq!(driver.current_context(), Ok(None));
     assert_eq!(fake.calls("cuInit"), 0, "looking initialises nothing");
     assert_eq!(fake.initialize(), 0);
     assert!(driver.is_in_use(), "seen at once, without a wait");
@@ -178,7 +178,7 @@ fn child_with_a_stub() {
     let _stub = Control::load().unwrap();
     let driver = CudaDriver::default();
     assert!(!driver.is_in_use());
-    assert_eq!(driver.current_context(), None);
+    assert_eq!(driver.current_context(), Ok(None));
     let error = driver.prepare().unwrap_err().to_string();
     assert!(error.contains("loaded under this name: libcuda.so: is the link-time stub"), "{error}");
 }

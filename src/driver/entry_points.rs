@@ -157,9 +157,9 @@ impl DriverApi for Injected {
         Ok(())
     }
 
-    fn current_context(&self) -> Option<ContextHandle> {
+    fn current_context(&self) -> Result<Option<ContextHandle>, CallError> {
         let context = if self.is_in_use() { (self.entry_points.current_context)() } else { 0 };
-        (context != 0).then_some(ContextHandle(context))
+        Ok((context != 0).then_some(ContextHandle(context)))
     }
 
     fn set_current_context(&self, _: Option<ContextHandle>) -> Result<(), CallError> {

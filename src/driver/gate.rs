@@ -7,7 +7,7 @@ use super::exit::{self, FirstUse, Visit};
 use super::search::LibraryReport;
 use super::{
     CaptureInfo, CaptureMode, ContextHandle, DriverApi, DriverIdentity, EndFlag, EventHandle, GraphHandle,
-    HostAccess, StreamHandle, UserObjectHandle,
+    HostAccess, Resource, StreamHandle, UserObjectHandle,
 };
 use crate::error::{CallError, Error};
 use std::sync::Arc;
@@ -73,9 +73,13 @@ impl Gate {
         Visit::begin().map(|_inside| self.behind.libraries()).unwrap_or_default()
     }
 
-    pub(crate) fn current_context(&self) -> Option<ContextHandle> {
-        let _inside = Visit::begin()?;
-        self.behind.current_context()
+    pub(crate) fn current_context(&self) -> Result<Option<ContextHandle>, CallError> {
+        self.pass("cuCtxGetCurrent", |driver| driver.current_context())
+    }
+
+    /// No call of the driver's, so it passes at any time.
+    pub(crate) fn may_have(&self, resource: Resource) -> bool {
+        self.behind.may_have(resource)
     }
 
     pub(crate) fn set_current_context(&self, context: Option<ContextHandle>) -> Result<(), CallError> {

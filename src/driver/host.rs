@@ -29,8 +29,8 @@ impl DriverApi for HostDriver {
     fn prepare(&self) -> Result<(), Error> {
         Err(Error::NoCuda { report: self.reason.into() })
     }
-    fn current_context(&self) -> Option<ContextHandle> {
-        None
+    fn current_context(&self) -> Result<Option<ContextHandle>, CallError> {
+        Ok(None)
     }
     fn set_current_context(&self, _: Option<ContextHandle>) -> Result<(), CallError> {
         no_device("cuCtxSetCurrent")

@@ -281,6 +281,17 @@ pub(crate) enum HostAccess {
     Unmap,
     /// Hands the bytes to a caller who may write them.
     HandOut,
+    /// Has mapped the bytes just now.
+    Mapped,
+}
+
+/// What the pool is about to ask of the operating system; a test may have it refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Resource {
+    /// Fresh memory of so many bytes.
+    Memory(usize),
+    /// A thread.
+    Thread,
 }
 
 /// Keeps a context alive for as long as it is held, for example an `Arc<CudaContext>`.
@@ -311,7 +322,7 @@ pub(crate) trait DriverApi: DriverMemory + Send + Sync + fmt::Debug {
     }
 
     /// `cuCtxGetCurrent`: the calling thread's context. `None` when there is none or the driver is not in use.
-    fn current_context(&self) -> Option<ContextHandle>;
+    fn current_context(&self) -> Result<Option<ContextHandle>, CallError>;
 
     /// `cuCtxSetCurrent`; `None` unbinds.
     fn set_current_context(&self, context: Option<ContextHandle>) -> Result<(), CallError>;
@@ -395,7 +406,13 @@ pub(crate) trait DriverApi: DriverMemory + Send + Sync + fmt::Debug {
     /// Asks the driver whether the address is page-locked host memory (`cuPointerGetAttributes`).
     fn is_page_locked(&self, address: usize) -> Result<bool, CallError>;
 
-    /// Told before the pool zeroes, unmaps or hands out memory. Only the simulated device looks at it.
+    /// Asked before the operating system is. Only the simulated device ever says no, so that every refusal can be
+    /// made to happen, one by one, where a limit of the process would strike the whole test.
+    fn may_have(&self, _resource: Resource) -> bool {
+        true
+    }
+
+    /// Told before the pool zeroes, unmaps or hands out memory, and after it has mapped some. Only the simulated device looks at it.
     fn before_host_access(&self, _access: HostAccess, _base: usize, _bytes: usize) {}
 }
 

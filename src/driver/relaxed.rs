@@ -23,9 +23,12 @@ impl Drop for Restore<'_> {
     fn drop(&mut self) {
         if let Some(mode) = self.before
             && mode != CaptureMode::Relaxed
-            && let Err(error) = self.driver.api().exchange_capture_mode(mode)
         {
-            say!(DEBUG, "capture_mode_not_restored", %error, "a thread's capture mode could not be restored");
+            let restore = || self.driver.api().exchange_capture_mode(mode);
+            // A refusal may be for the moment only; the thread would stay in our mode for good.
+            if let Err(error) = restore().or_else(|_| restore()) {
+                say!(DEBUG, "capture_mode_not_restored", %error, "a thread's capture mode could not be restored");
+            }
         }
     }
 }

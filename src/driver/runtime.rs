@@ -151,9 +151,10 @@ impl DriverApi for RuntimeDriver {
         vec![DRIVER.report(), RUNTIME.report()]
     }
 
-    fn current_context(&self) -> Option<ContextHandle> {
-        let device = RUNTIME.table_in_use()?.current_device().ok()?;
-        is_in_use(device).then(|| context_of_device(device))
+    fn current_context(&self) -> Result<Option<ContextHandle>, CallError> {
+        let Some(table) = RUNTIME.table_in_use() else { return Ok(None) };
+        let device = table.current_device()?;
+        Ok(is_in_use(device).then(|| context_of_device(device)))
     }
 
     fn set_current_context(&self, context: Option<ContextHandle>) -> Result<(), CallError> {

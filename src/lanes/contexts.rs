@@ -71,8 +71,14 @@ fn may_wait_for(home: &Home, context: &Context) -> bool {
 }
 
 fn synchronize_all(home: &Arc<Home>) -> bool {
-    home.contexts.learn_active_primaries(&home.driver);
     let mut all_idle = true;
+    if let Err(error) = home.contexts.learn_active_primaries(&home.driver) {
+        // Nothing is known of the work of a context that is not known.
+        home.note_device_error(&error);
+        let is_first = home.said.is_first(Kind::ContextWaitFailed);
+        say_failure!(is_first, "context_wait_failed", %error, "the active contexts could not be asked for");
+        all_idle = false;
+    }
     for context in home.contexts.usable() {
         let mut nap = std::time::Duration::from_micros(50);
         loop {

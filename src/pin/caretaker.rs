@@ -66,7 +66,7 @@ impl Caretaker {
     fn context(&self, bytes: usize) -> Result<Arc<Context>, Error> {
         // What is known of the caller's context may be about an earlier one with its handle.
         context_end::look_at_all(&self.home);
-        self.home.contexts.of_the_caller(self.driver()).ok_or_else(|| Error::NotPinned {
+        self.home.contexts.of_the_caller(self.driver())?.ok_or_else(|| Error::NotPinned {
             bytes,
             reason: "no CUDA context is current on this thread and no primary context is active; create the \
                      context first, or make it current on this thread (none is created here)"

@@ -18,6 +18,7 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
+use std::time::Duration;
 
 /// What [`Pinned`] can own: `Vec<T>` and `Box<[T]>` of plain data ([`bytemuck::Pod`]), because a device that
 /// writes to it may write any bytes. Sealed: the memory must not move when the owner does.
@@ -116,7 +117,7 @@ impl<C: Pinnable> Pinned<C> {
             claim.want();
             // Pageable, so this frees it, which gives it back.
             let _ = block.retire().release(driver);
-            return match claim.wait() {
+            return match claim.wait(|| ()) {
                 Some(container) => Err((PinError::of(region, cause), container)),
                 None => unreachable!("pageable memory is never leaked"),
             };
@@ -203,7 +204,7 @@ impl<C: Pinnable> Pinned<C> {
             let reason = "the process exits, and the driver may be gone".into();
             return Err(PinError::of(region, Error::NotPinned { bytes: region.len, reason }));
         }
-        let claim = self.claim.clone();
+        let (claim, home) = (self.claim.clone(), self.buffer.home().clone());
         claim.want();
         drop(self);
         let lost = || Error::NotPinned {
@@ -212,7 +213,8 @@ impl<C: Pinnable> Pinned<C> {
                      it, so it is leaked; the log has the driver's answer"
                 .into(),
         };
-        claim.wait().ok_or_else(|| PinError::of(region, lost()))
+        // Where its thread could not be started, it is tried again.
+        claim.wait(|| home.ring()).ok_or_else(|| PinError::of(region, lost()))
     }
 }
 
@@ -270,6 +272,9 @@ struct Parts<T> {
 
 // SAFETY: the parts of a `Vec<T>`, which may be sent where its elements may.
 unsafe impl<T: Send> Send for Parts<T> {}
+
+/// How long whoever wants memory back waits for a thread before it looks whether there is one.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
 
 /// What frees the memory, in the block that stands for it; keeps its caretaker until then.
 struct Kept<C: Pinnable> {
@@ -361,13 +366,19 @@ impl<C> Claim<C> {
     }
 
     /// Waits for what [`want`](Self::want)ed memory becomes: given back, or `None` when it is leaked.
-    fn wait(&self) -> Option<C> {
+    fn wait(&self, meanwhile: impl Fn()) -> Option<C> {
         let mut state = self.state.lock();
         loop {
             match state.outcome.take() {
                 Some(Outcome::Freed(container)) => return Some(container),
                 Some(Outcome::Leaked) => return None,
-                None => self.settled.wait(&mut state),
+                None => {
+                    if self.settled.wait_for(&mut state, RETRY_AFTER).timed_out() {
+                        drop(state);
+                        meanwhile();
+                        state = self.state.lock();
+                    }
+                }
             }
         }
     }

@@ -92,6 +92,8 @@ calls! {
     UserObjectCreate "cuUserObjectCreate";
     UserObjectRetain "cuUserObjectRetain";
     UserObjectRelease "cuUserObjectRelease";
+    Map "mmap";
+    StartThread "pthread_create";
 }
 
 impl Call {
@@ -100,6 +102,16 @@ impl Call {
     /// The symbol that libcuda exports, for example `cuMemHostRegister_v2`.
     pub(super) fn symbol(self) -> &'static str {
         SYMBOLS[self as usize]
+    }
+
+    /// Every entry point of the driver, and what the pool asks of the operating system.
+    pub(super) fn all() -> &'static [Call] {
+        ALL
+    }
+
+    /// False for what is asked of the operating system, which is here only to be made to fail.
+    pub(super) fn is_of_the_driver(self) -> bool {
+        !matches!(self, Call::Map | Call::StartThread)
     }
 
     /// Finds an entry point by its symbol or by the unsuffixed name that a header shows.

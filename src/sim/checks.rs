@@ -24,6 +24,7 @@ pub(super) enum Access {
     Zero,
     Unmap,
     HandOut,
+    Mapped,
 }
 
 impl From<HostAccess> for Access {
@@ -32,6 +33,7 @@ impl From<HostAccess> for Access {
             HostAccess::Zero => Access::Zero,
             HostAccess::Unmap => Access::Unmap,
             HostAccess::HandOut => Access::HandOut,
+            HostAccess::Mapped => Access::Mapped,
         }
     }
 }
@@ -45,6 +47,7 @@ impl fmt::Display for Access {
             Access::Zero => "zeroing of",
             Access::Unmap => "unmapping of",
             Access::HandOut => "handing out of",
+            Access::Mapped => "mapping of",
         })
     }
 }
@@ -109,6 +112,7 @@ impl Checks {
 impl Core {
     /// Told by the pool before it touches memory; costs one load while nothing is in flight.
     pub(super) fn before_host_access(&self, access: Access, base: usize, bytes: usize) {
+        self.note_mapping(access, base, bytes);
         let has_graphs = self.has_captured.load(Ordering::Relaxed);
         if self.host_operations.load(Ordering::Acquire) == 0 && !has_graphs {
             return;

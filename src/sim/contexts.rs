@@ -75,6 +75,10 @@ impl Core {
         Ok(state.handle(Kind::Context, index))
     }
 
+    pub(super) fn is_primary_retained(&self, device: i32) -> bool {
+        self.device_index(device).is_ok_and(|index| self.state.lock().contexts[index].retains > 0)
+    }
+
     pub(super) fn release_primary(&self, device: i32) -> Result<(), u32> {
         let index = self.device_index(device)?;
         let mut state = self.state.lock();

@@ -13,6 +13,7 @@ use super::builder::{Clock, SimBuilder};
 use super::checks::Checks;
 use super::driver_lock::DriverLock;
 use super::faults::Faults;
+use super::resources::Mapped;
 use super::state::State;
 use super::threads::Threads;
 use super::user_objects::UserObjects;
@@ -43,6 +44,8 @@ pub(super) struct Core {
     /// A mutex of its own, since a launch gives its references back wherever its last operation is dropped.
     pub(super) user_objects: Arc<UserObjects>,
     pub(super) state: Mutex<State>,
+    /// Memory that pools on this device have mapped and not unmapped.
+    pub(super) mapped: Mutex<Mapped>,
     /// Told whenever an operation is done, a stream is released, or a stream goes away.
     pub(super) changed: Condvar,
     /// Told when the engine thread has something new to look at.
@@ -68,6 +71,7 @@ impl Core {
             has_captured: AtomicBool::new(false),
             user_objects: Arc::default(),
             state: Mutex::new(State::new(instance, config.devices, config.seed)),
+            mapped: Mutex::default(),
             changed: Condvar::new(),
             engine_wake: Condvar::new(),
             engine: Mutex::new(None),

@@ -5,7 +5,7 @@ use super::checks::{Access, Origin};
 use super::cuda::Cuda;
 use crate::driver::{
     CaptureInfo, CaptureMode, ContextHandle, DriverApi, DriverIdentity, EndFlag, EventHandle, GraphHandle,
-    HostAccess, StreamHandle, UserObjectHandle,
+    HostAccess, Resource, StreamHandle, UserObjectHandle,
 };
 use crate::error::{CallError, Error};
 use std::sync::atomic::Ordering;
@@ -78,11 +78,12 @@ impl DriverApi for SimDriver {
         Ok(named(Call::Init, self.cuda.cu_init(0))?)
     }
 
-    fn current_context(&self) -> Option<ContextHandle> {
+    fn current_context(&self) -> Result<Option<ContextHandle>, CallError> {
         if !self.is_in_use() {
-            return None;
+            return Ok(None);
         }
-        self.cuda.cu_ctx_get_current().ok().filter(|context| *context != 0).map(ContextHandle)
+        let context = named(Call::CtxGetCurrent, self.cuda.cu_ctx_get_current())?;
+        Ok((context != 0).then_some(ContextHandle(context)))
     }
 
     fn set_current_context(&self, context: Option<ContextHandle>) -> Result<(), CallError> {
@@ -110,8 +111,10 @@ impl DriverApi for SimDriver {
     }
 
     fn release_primary(&self, device: i32) -> Result<(), CallError> {
+        let was_retained = self.cuda.core().is_primary_retained(device);
         let released = self.cuda.cu_device_primary_ctx_release(device);
-        if released == Err(super::codes::INVALID_CONTEXT) {
+        // Not by the answer alone, which a fault may give too.
+        if released == Err(super::codes::INVALID_CONTEXT) && !was_retained {
             self.cuda.core().checks.violation(format_args!(
                 "cuDevicePrimaryCtxRelease: device {device} is released more often than retained"
             ));
@@ -216,6 +219,13 @@ impl DriverApi for SimDriver {
         }
     }
 
+    fn may_have(&self, resource: Resource) -> bool {
+        match resource {
+            Resource::Memory(bytes) => self.cuda.core().may_have(Call::Map, bytes),
+            Resource::Thread => self.cuda.core().may_have(Call::StartThread, 0),
+        }
+    }
+
     fn before_host_access(&self, access: HostAccess, base: usize, bytes: usize) {
         self.cuda.core().before_host_access(Access::from(access), base, bytes);
     }
@@ -261,7 +271,7 @@ mod tests {
         let driver = sim.driver();
         let api = driver.api();
         assert!(!api.is_in_use());
-        assert_eq!(api.current_context(), None);
+        assert_eq!(api.current_context(), Ok(None));
         assert_eq!(sim.total_calls(), 0, "asking makes no call");
         sim.fail("cuInit", Fault::once(100));
         assert_eq!(api.prepare(), Err(Error::Driver(CallError::new("cuInit", 100))));

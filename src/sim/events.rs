@@ -35,6 +35,13 @@ impl State {
             .count()
     }
 
+    pub(super) fn live_events(&self) -> usize {
+        self.events
+            .iter()
+            .filter(|event| event.context.is_some_and(|of| self.check_context(of).is_ok()))
+            .count()
+    }
+
     /// The slot of a living event: 400 for an unknown handle, 709 when its context is gone.
     pub(super) fn event_slot(&self, handle: usize) -> Result<usize, u32> {
         let slot = self.index(Kind::Event, handle).filter(|slot| *slot < self.events.len());

@@ -17,6 +17,7 @@ pub struct Fault {
 #[derive(Clone, Debug)]
 enum Kind {
     Nth { calls_left: u64, code: u32 },
+    FromNth { calls_left: u64, code: u32, spreads: bool },
     Always { code: u32 },
     Probability { probability: f64, code: u32 },
     LargerThan { bytes: usize, code: u32 },
@@ -29,6 +30,17 @@ impl Fault {
     /// The `nth` call from now (1 is the next one) fails with `code`; the others are let through.
     pub fn nth(nth: u64, code: u32) -> Self {
         Self { kind: Kind::Nth { calls_left: nth, code } }
+    }
+
+    /// The `nth` call from now (1 is the next one) and all later ones fail with `code`.
+    pub fn from_nth(nth: u64, code: u32) -> Self {
+        Self { kind: Kind::FromNth { calls_left: nth, code, spreads: false } }
+    }
+
+    /// As [`from_nth`](Self::from_nth), and from that moment on every entry point answers `code`: a device
+    /// that is lost, or a driver that is gone.
+    pub fn ends_everything(nth: u64, code: u32) -> Self {
+        Self { kind: Kind::FromNth { calls_left: nth, code, spreads: true } }
     }
 
     /// Every call fails with `code`.
@@ -80,6 +92,8 @@ pub(super) struct Faults {
 struct Set {
     faults: Vec<(Call, Kind)>,
     random: Random,
+    /// What every call answers since a fault of [`Fault::ends_everything`] struck.
+    everything: Option<u32>,
     /// Grows with every `clear`, so that a hanging call notices one although new faults were set since.
     generation: u64,
     hanging: usize,
@@ -87,7 +101,13 @@ struct Set {
 
 impl Faults {
     pub(super) fn new(seed: u64) -> Self {
-        let set = Set { faults: Vec::new(), random: Random::new(seed ^ 0xFA17), generation: 0, hanging: 0 };
+        let set = Set {
+            faults: Vec::new(),
+            random: Random::new(seed ^ 0xFA17),
+            everything: None,
+            generation: 0,
+            hanging: 0,
+        };
         Self { is_armed: AtomicBool::new(false), set: Mutex::new(set), cleared: Condvar::new() }
     }
 
@@ -103,6 +123,7 @@ impl Faults {
     pub(super) fn clear(&self) {
         let mut set = self.set.lock();
         set.faults.clear();
+        set.everything = None;
         set.generation += 1;
         self.is_armed.store(false, Ordering::Relaxed);
         self.cleared.notify_all();
@@ -123,14 +144,22 @@ impl Faults {
         // Looked up before the set is locked: it takes the device's lock.
         let bytes_after = bytes_in_use().saturating_add(bytes);
         let mut set = self.set.lock();
-        let Set { faults, random, .. } = &mut *set;
+        let Set { faults, random, everything, .. } = &mut *set;
         let (mut extra, mut hangs) = (Duration::ZERO, false);
-        let mut failed = None;
+        let mut failed = everything.filter(|_| call.is_of_the_driver());
         for (_, kind) in faults.iter_mut().filter(|(of, _)| *of == call) {
             let code = match kind {
                 Kind::Nth { calls_left, code } => {
                     let strikes = *calls_left == 1;
                     *calls_left = calls_left.saturating_sub(1);
+                    strikes.then_some(*code)
+                }
+                Kind::FromNth { calls_left, code, spreads } => {
+                    *calls_left = calls_left.saturating_sub(1);
+                    let strikes = *calls_left == 0;
+                    if strikes && *spreads {
+                        *everything = Some(*code);
+                    }
                     strikes.then_some(*code)
                 }
                 Kind::Always { code } => Some(*code),

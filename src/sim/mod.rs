@@ -89,6 +89,7 @@ mod memory;
 mod random;
 mod realtime;
 mod registrations;
+mod resources;
 mod state;
 mod streams;
 mod threads;
@@ -240,6 +241,8 @@ impl Sim {
 }
 
 /// Counters and faults. Entry points are named as in CUDA's headers, with or without `_v2`; any other name panics.
+/// Two more names stand for what a pool asks of the operating system: `"mmap"` for fresh memory and
+/// `"pthread_create"` for a thread; whatever the code, a fault makes the system refuse.
 impl Sim {
     /// How often an entry point was called, for example `"cuEventQuery"`, by whomever.
     pub fn calls(&self, name: &str) -> u64 {

@@ -97,6 +97,7 @@ impl Core {
                 state.registered_bytes() + state.allocated_bytes(false)
             }
             Call::MemAllocManaged => state.allocated_bytes(true),
+            Call::Map => self.mapped.lock().values().sum(),
             _ => state.device_memory.values().map(|memory| memory.bytes).sum(),
         }
     }

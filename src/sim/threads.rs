@@ -79,8 +79,20 @@ impl Threads {
         self.all().map(|thread| thread.calls(call)).sum()
     }
 
+    /// How often all threads together made each call.
+    pub(super) fn all_calls(&self) -> [u64; Call::COUNT] {
+        let mut sums = [0; Call::COUNT];
+        for thread in self.all() {
+            for (sum, count) in sums.iter_mut().zip(&thread.counts) {
+                *sum += count.load(Ordering::Relaxed);
+            }
+        }
+        sums
+    }
+
     pub(super) fn total_calls(&self) -> u64 {
-        self.all().flat_map(|thread| &thread.counts).map(|count| count.load(Ordering::Relaxed)).sum()
+        let counts = Call::all().iter().zip(self.all_calls());
+        counts.filter(|(call, _)| call.is_of_the_driver()).map(|(_, count)| count).sum()
     }
 
     pub(super) fn reset_calls(&self) {

@@ -1,0 +1,110 @@
+//! Fault points: which call of which entry point fails, how, and with which code.
+
+/// The codes that a driver call is made to fail with; `cuda-error-codes` has their names.
+pub const CODES: [u32; 12] = [2, 1, 712, 801, 800, 4, 3, 201, 709, 700, 999, 600];
+
+/// With these a whole driver ends: a lost device, a driver that is gone. (A driver that says of every context that it
+/// is destroyed, though they live, cannot be told from one that says the truth; `contexts.rs` destroys them.)
+pub const ENDING_CODES: [u32; 4] = [700, 4, 3, 999];
+
+/// Entry points that a pool calls, and what it asks of the system. Calls of the application alone are no points.
+const OF_THE_POOL: &[&str] = &[
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxGetState",
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxGetDevice",
+    "cuCtxGetId",
+    "cuCtxSynchronize",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuPointerGetAttribute",
+    "cuStreamIsCapturing",
+    "cuStreamGetId",
+    "cuEventCreate",
+    "cuEventRecord",
+    "cuEventQuery",
+    "cuEventDestroy_v2",
+    "cuThreadExchangeStreamCaptureMode",
+    "mmap",
+    "pthread_create",
+];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// This call alone.
+    Once,
+    /// This call and all later ones of the entry point.
+    Forever,
+    /// This call, and every call of every entry point from then on.
+    Everything,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Point {
+    pub entry: &'static str,
+    /// Which call, from 1 on.
+    pub nth: u64,
+    pub code: u32,
+    pub mode: Mode,
+}
+
+impl Point {
+    /// Whether something may be pending for ever: an event that never completes, a thread that never starts.
+    pub fn may_stick(&self) -> bool {
+        let never_complete =
+            self.code == 600 && (self.entry == "cuEventQuery" || self.mode == Mode::Everything);
+        let no_thread = self.entry == "pthread_create";
+        self.mode != Mode::Once && (never_complete || no_thread)
+    }
+
+    /// Whether it is the operating system that refuses.
+    pub fn is_of_the_system(&self) -> bool {
+        matches!(self.entry, "mmap" | "pthread_create")
+    }
+
+    /// Whether the code says that a context or the driver is gone, so that a retain went with it.
+    pub fn says_gone(&self) -> bool {
+        matches!(self.code, 3 | 4 | 201 | 709) && !self.is_of_the_system()
+    }
+
+    /// Whether a driver says of a context that is alive that it is destroyed: then there is nothing to go by.
+    pub fn is_a_lie(&self) -> bool {
+        matches!(self.code, 201 | 709) && matches!(self.entry, "cuCtxSetCurrent" | "cuCtxGetDevice")
+    }
+
+    /// Whether the code says that the device is lost.
+    pub fn says_lost(&self) -> bool {
+        self.code == 700 && !self.is_of_the_system()
+    }
+}
+
+/// How many times which entry point of the pool's was called.
+pub fn relevant(called: Vec<(&'static str, u64)>) -> Vec<(&'static str, u64)> {
+    called.into_iter().filter(|(entry, _)| OF_THE_POOL.contains(entry)).collect()
+}
+
+/// The ways in which one call fails: all of them, or as many as go through all codes from call to call.
+pub fn ways(entry: &'static str, nth: u64, number: usize, all: bool) -> Vec<Point> {
+    let point = |mode, code| Point { entry, nth, code, mode };
+    if point(Mode::Once, 2).is_of_the_system() {
+        return vec![point(Mode::Once, 2), point(Mode::Forever, 2)];
+    }
+    // Pending is an answer of a query's only once: the next look asks again.
+    let codes = |mode| CODES.into_iter().map(move |code| point(mode, code));
+    let endings = ENDING_CODES.into_iter().map(|code| point(Mode::Everything, code));
+    if all {
+        return codes(Mode::Once).chain(codes(Mode::Forever)).chain(endings).collect();
+    }
+    let pick = |offset: usize| CODES[(number + offset) % CODES.len()];
+    vec![
+        point(Mode::Once, pick(0)),
+        point(Mode::Once, pick(5)),
+        point(Mode::Forever, pick(9)),
+        point(Mode::Everything, ENDING_CODES[number % ENDING_CODES.len()]),
+    ]
+}
