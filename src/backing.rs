@@ -69,6 +69,10 @@ impl BackingState {
 
     /// What to do after a refusal in place of what was refused; `None` when the refusal stands.
     pub(crate) fn instead_of(&self, plan: Plan, error: &CallError) -> Option<Plan> {
+        if !error.call().contains("Host") {
+            // Not cuMemHostRegister or cuMemHostAlloc, or the runtime's: the way to them was refused, this once.
+            return None;
+        }
         match (self.choice, plan) {
             (Backing::Auto, Plan::Register) if error.code() == NOT_SUPPORTED => {
                 self.becomes(BackingInUse::HostPinned);

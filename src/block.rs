@@ -17,7 +17,7 @@ mod tests;
 mod returned;
 
 use crate::contexts::Context;
-use crate::driver::{ContextHandle, Driver, HostAccess, Resource};
+use crate::driver::{ContextHandle, Driver, HostAccess};
 use crate::driver_pages;
 use crate::error::CallError;
 use crate::events::Use;
@@ -132,16 +132,6 @@ impl Out {
             returned_at: None,
             region: None,
         }))
-    }
-
-    /// A pageable block of fresh pages; `None` when the system refuses the memory.
-    pub(crate) fn map(driver: &Driver, class: SizeClass) -> Option<Self> {
-        if !driver.api().may_have(Resource::Memory(class.bytes())) {
-            return None;
-        }
-        let pages = Pages::map(class.bytes())?;
-        driver.api().before_host_access(HostAccess::Mapped, pages.base(), pages.bytes());
-        Some(Self::fresh(pages, class))
     }
 
     pub(crate) fn uses(&self) -> &Uses {

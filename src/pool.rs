@@ -10,6 +10,7 @@ pub use report::ShutdownReport;
 
 use crate::block::Out;
 use crate::buffer::PinnedBuffer;
+use crate::driver::{HostAccess, Resource};
 use crate::error::Error;
 use crate::harvest::{find_returned, harvest};
 use crate::home::Home;
@@ -402,7 +403,11 @@ impl PinnedPool {
 }
 
 fn fresh(home: &Home, class: SizeClass) -> Result<Out, Error> {
-    Out::map(&home.driver, class).ok_or(Error::OutOfMemory { bytes: class.bytes() })
+    let (api, bytes) = (home.driver.api(), class.bytes());
+    let pages = if api.may_have(Resource::Memory(bytes)) { Pages::map(bytes) } else { None };
+    let pages = pages.ok_or(Error::OutOfMemory { bytes })?;
+    api.before_host_access(HostAccess::Mapped, pages.base(), pages.bytes());
+    Ok(Out::fresh(pages, class))
 }
 
 #[cold]

@@ -142,3 +142,20 @@ fn a_refused_release_of_a_context_is_tried_again() {
     assert!(!sim.cuda().cu_device_primary_ctx_get_state(0).unwrap().1, "the pool kept a retain");
     drop(pool);
 }
+
+#[test]
+fn only_the_page_locking_call_itself_says_that_it_is_not_supported() {
+    for entry in ["cuCtxGetCurrent", "cuCtxSetCurrent"] {
+        let rig = Rig::new();
+        let buffer = rig.pool.take(LEN);
+        rig.sim.fail(entry, Fault::always(801));
+        drop(buffer);
+        rig.pool.drain(common::PATIENCE);
+        rig.sim.clear_faults();
+        rig.shelve(LEN, 1);
+        assert!(rig.pool.take(LEN).is_pinned(), "{entry}: the pool has given page-locking up");
+        assert_eq!(rig.sim.allocated_host_bytes(), 0, "{entry}: registering is taken for unsupported");
+        rig.drain();
+        rig.finish();
+    }
+}

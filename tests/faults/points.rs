@@ -22,6 +22,8 @@ const OF_THE_POOL: &[&str] = &[
     "cuCtxSynchronize",
     "cuMemHostRegister_v2",
     "cuMemHostUnregister",
+    "cuMemHostAlloc",
+    "cuMemFreeHost",
     "cuPointerGetAttribute",
     "cuStreamIsCapturing",
     "cuStreamGetId",
@@ -75,6 +77,11 @@ impl Point {
     /// Whether a driver says of a context that is alive that it is destroyed: then there is nothing to go by.
     pub fn is_a_lie(&self) -> bool {
         matches!(self.code, 201 | 709) && matches!(self.entry, "cuCtxSetCurrent" | "cuCtxGetDevice")
+    }
+
+    /// Whether it says that there is no page-locked memory of the driver's, the last way there is.
+    pub fn says_unsupported(&self) -> bool {
+        self.code == 801 && self.entry == "cuMemHostAlloc"
     }
 
     /// Whether the code says that the device is lost.

@@ -49,6 +49,11 @@ fn reads_pageable(sim: SimBuilder) -> SimBuilder {
     sim.attribute(88, 1)
 }
 
+/// A device without support for registering, as some small ones are, or under confidential computing.
+fn refuses_to_register(sim: SimBuilder) -> SimBuilder {
+    sim.attribute(99, 0)
+}
+
 fn as_it_is<T>(settings: T) -> T {
     settings
 }
@@ -80,6 +85,14 @@ pub const SCENARIOS: &[Scenario] = &[
     with("eviction by the cap", as_it_is, |pool| pool.max_pooled_bytes(4 * LEN), evictions),
     plain("a lower cap, a trim, a clear", lower_cap),
     with("nothing is kept", as_it_is, |pool| pool.max_pooled_bytes(0), keeps_nothing),
+    with("memory of the driver's", refuses_to_register, as_it_is, recorded_hit),
+    with(
+        "memory of the driver's, and little of it",
+        refuses_to_register,
+        |pool| pool.max_pooled_bytes(4 * LEN),
+        evictions,
+    ),
+    with("memory of the driver's, by name", refuses_to_register, as_it_is, take_pinned),
     plain("shutdown and restart", restart),
     plain("shutdown with work in flight", shutdown_in_flight),
     plain("the last handle goes", last_handle),

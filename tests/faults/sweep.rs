@@ -98,6 +98,7 @@ impl Tally {
                     Aftermath::Usable => "usable",
                     Aftermath::Lost => "device lost",
                     Aftermath::Pauses => "pausing",
+                    Aftermath::Unsupported => "without page-locking",
                     Aftermath::Full => "at its ceiling",
                 };
                 *self.aftermaths.entry(name).or_default() += 1;
