@@ -27,6 +27,7 @@ const OF_THE_POOL: &[&str] = &[
     "cuPointerGetAttribute",
     "cuStreamIsCapturing",
     "cuStreamGetId",
+    "cuStreamGetCaptureInfo",
     "cuEventCreate",
     "cuEventRecord",
     "cuEventQuery",
