@@ -1,6 +1,7 @@
 //! The pool as its users see it: building one, taking from it, governing it.
 
 mod builder;
+mod fresh;
 mod report;
 #[cfg(feature = "sim")]
 mod testing;
@@ -10,18 +11,17 @@ pub use report::ShutdownReport;
 
 use crate::block::Out;
 use crate::buffer::PinnedBuffer;
-use crate::driver::{HostAccess, Resource};
 use crate::error::Error;
 use crate::harvest::{find_returned, harvest};
 use crate::home::Home;
 use crate::os::ForkWord;
-use crate::pages::Pages;
 use crate::registrar::{self, NotRegistered};
 use crate::report::{Kind, Why, say_failure};
 use crate::shelf::{Door, Placed};
 use crate::size_class::SizeClass;
 use crate::stats::Stats;
 use crate::sync::{Arc, Instant, from_now};
+use fresh::{fresh, fresh_in_child};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::Duration;
 
@@ -400,21 +400,6 @@ impl PinnedPool {
     pub fn stats(&self) -> Stats {
         self.home().stats()
     }
-}
-
-fn fresh(home: &Home, class: SizeClass) -> Result<Out, Error> {
-    let (api, bytes) = (home.driver.api(), class.bytes());
-    let pages = if api.may_have(Resource::Memory(bytes)) { Pages::map(bytes) } else { None };
-    let pages = pages.ok_or(Error::OutOfMemory { bytes })?;
-    api.before_host_access(HostAccess::Mapped, pages.base(), pages.bytes());
-    Ok(Out::fresh(pages, class))
-}
-
-#[cold]
-fn fresh_in_child(home: &Arc<Home>, class: SizeClass, len: usize) -> Result<PinnedBuffer, Error> {
-    // Nothing of the driver is touched here, and nobody is told.
-    let pages = Pages::map(class.bytes()).ok_or(Error::OutOfMemory { bytes: class.bytes() })?;
-    Ok(PinnedBuffer::new(home.clone(), Out::fresh(pages, class), len))
 }
 
 fn not_pinned(class: SizeClass, reason: &str) -> Error {

@@ -26,7 +26,7 @@ pub(crate) use std::sync::{Arc, OnceLock};
 /// The real ones, under loom too: for statics, which outlive a model, and for what no model is about.
 pub(crate) mod fixed {
     pub(crate) use parking_lot::Mutex;
-    pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
+    pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 }
 
 /// A static of modelled parts. Under loom there is a fresh one in every interleaving.

@@ -130,8 +130,8 @@ impl Cleaner {
         let (class, counts) = (block.class(), self.home.counts.class(block.class()));
         counts.retiring.of(true).subtract(1);
         counts.quarantined.of(true).add(1);
-        self.home.note_quarantine(|| format!("{} bytes: a driver call does not return", class.bytes()));
         block.quarantine();
+        self.home.note_quarantine(class.bytes(), true, &"a driver call does not return");
     }
 
     /// A lane hangs in the driver: what it holds is leaked and counted.

@@ -63,7 +63,7 @@ impl Cleaner {
     }
 
     /// Sleeps until rung, or until something on a shelf is too old, or it is time to look at what graphs hold.
-    fn park(&mut self) {
+    pub(super) fn park(&mut self) {
         let Self { ageing, home, .. } = &*self;
         // What was rung for just before this thread says that it sleeps has to be seen here: that ring is lost.
         let must_look = || {

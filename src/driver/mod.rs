@@ -35,6 +35,7 @@ pub(crate) mod runtime;
 mod runtime_memory;
 mod runtime_table;
 mod search;
+mod severity;
 mod table;
 mod vendor;
 
@@ -43,6 +44,7 @@ pub(crate) use end_flag::EndFlag;
 pub use entry_points::EntryPoints;
 pub(crate) use relaxed::with_relaxed_capture;
 pub use search::{LibraryReport, Probe};
+pub(crate) use severity::Severity;
 
 use crate::error::{CallError, Error};
 use crate::os::page_bytes;
@@ -414,41 +416,4 @@ pub(crate) trait DriverApi: DriverMemory + Send + Sync + fmt::Debug {
 
     /// Told before the pool zeroes, unmaps or hands out memory, and after it has mapped some. Only the simulated device looks at it.
     fn before_host_access(&self, _access: HostAccess, _base: usize, _bytes: usize) {}
-}
-
-/// What a failed call says about the device, decided in one place.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Severity {
-    /// The context is gone, or was never there: 201, 709.
-    Gone,
-    /// The driver is gone, or is not called any more: 3, 4. Expected at the end of a process.
-    DriverGone,
-    /// The device is lost for this process; every further call gives the same code.
-    Lost,
-    /// A stream capture stands in the way (900 to 908); the same call may succeed later.
-    Capture,
-    /// Only this call failed.
-    Refused,
-}
-
-impl Severity {
-    pub(crate) fn of(error: &CallError) -> Self {
-        match error.code() {
-            201 | 709 => Severity::Gone,
-            3 | 4 => Severity::DriverGone,
-            214 | 220 | 226 | 700 | 702 | 710 | 714..=721 | 810 | 911 => Severity::Lost,
-            900..=908 => Severity::Capture,
-            _ => Severity::Refused,
-        }
-    }
-
-    /// Whether the device can no longer be reading or writing host memory for us.
-    pub(crate) fn ends_all_work(self) -> bool {
-        matches!(self, Severity::Gone | Severity::Lost)
-    }
-
-    /// Whether nobody will ever be able to say more: not worth a panic.
-    pub(crate) fn is_final(self) -> bool {
-        self.ends_all_work() || self == Severity::DriverGone
-    }
 }
