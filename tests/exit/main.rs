@@ -85,6 +85,7 @@ fn cases() -> Vec<Case> {
             case("a_context_lane_inside_a_slow_call", Status(0), strictness),
             Case { times: 5, ..case("threads_that_go_on", Status(5), strictness) },
             Case { times: 5, ..case("threads_that_pin_and_wait", Status(5), strictness) },
+            Case { times: 5, ..case("threads_that_copy", Status(5), strictness) },
         ]);
     }
     for strictness in [FailLate, Crash] {

@@ -74,6 +74,7 @@ pub fn run(scenario: &str) -> ExitCode {
         }
         "threads_that_go_on" => threads(device, go_on),
         "threads_that_pin_and_wait" => threads(device, pin_and_wait),
+        "threads_that_copy" => threads(device, copy),
         other => panic!("no scenario {other}"),
     }
     println!("{READY}");
@@ -87,7 +88,7 @@ pub fn run(scenario: &str) -> ExitCode {
             // SAFETY: ends the process.
             unsafe { quick_exit(8) }
         }
-        "threads_that_go_on" | "threads_that_pin_and_wait" => ExitCode::from(5),
+        "threads_that_go_on" | "threads_that_pin_and_wait" | "threads_that_copy" => ExitCode::from(5),
         _ => ExitCode::SUCCESS,
     }
 }
@@ -192,6 +193,29 @@ fn pin_and_wait(device: &Device, pool: &PinnedPool) {
     }
     let _ = pool.prewarm(LEN / 2, 1);
     pool.trim_to(LEN);
+}
+
+/// With cudarc's streams: what it calls inside our functions is made for us, and ends with ours.
+fn copy(_: &Device, pool: &PinnedPool) {
+    use cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+    type Copies = (std::sync::Arc<CudaStream>, RefCell<CudaSlice<u8>>);
+    thread_local! {
+        // Leaked, because cudarc's destructors are not ours to stop.
+        static COPIES: &'static Copies = Box::leak(Box::new({
+            let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
+            let device = stream.alloc_zeros::<u8>(LEN).unwrap();
+            (stream, RefCell::new(device))
+        }));
+    }
+    let (stream, device) = COPIES.with(|copies| *copies);
+    let mut device = device.borrow_mut();
+    let mut buffer = pool.take(LEN);
+    buffer.fill(1);
+    let _ = buffer.copy_to(.., stream, &mut *device);
+    let _ = pinpool::copy_h2d_async(stream, &[1; 64], &mut *device);
+    if let Ok(pending) = pool.take(LEN).download(stream, &*device) {
+        let _ = pending.wait();
+    }
 }
 
 thread_local! {
