@@ -354,6 +354,11 @@ impl Retiring {
         std::mem::forget(self.0);
     }
 
+    /// The context that it is page-locked in.
+    pub(crate) fn registered_in(&self) -> Option<&Arc<Context>> {
+        self.0.registered_in.as_ref()
+    }
+
     /// Unregisters and unmaps. May block in the driver.
     pub(crate) fn release(self, driver: &Driver) -> Released {
         let Body { mut pages, registered_in, region, of_driver, .. } = *self.0;

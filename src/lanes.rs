@@ -13,6 +13,7 @@ mod contexts;
 pub(crate) use contexts::{ContextVerdict, context_lane};
 
 use crate::block::{Quiescent, Released, Retiring};
+use crate::context_end;
 use crate::driver::{CaptureMode, exit};
 use crate::home::Home;
 use crate::inbox::LaneQueue;
@@ -343,7 +344,15 @@ pub(crate) fn retire(home: &Arc<Home>, block: Retiring) {
     let counts = home.counts.class(class);
     let started = Instant::now();
     let span = tracing::debug_span!(target: "pinpool", "release", bytes, pinned = block.is_pinned());
-    match span.in_scope(|| block.release(&home.driver)) {
+    let context = block.registered_in().cloned();
+    let released = match (span.in_scope(|| block.release(&home.driver)), context) {
+        // The answer may be the first that is heard of the context's end.
+        (Released::Quarantined(error), Some(context)) if context_end::has_ended(home, &context, &error) => {
+            Released::Vanished(error)
+        }
+        (released, _) => released,
+    };
+    match released {
         Released::Pageable => counts.retiring.of(false).subtract(1),
         Released::Unregistered => {
             home.counts.unregistered(class);

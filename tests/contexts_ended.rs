@@ -353,3 +353,21 @@ fn the_first_gpu_is_left_alone_when_the_application_uses_the_second() {
         sim.assert_clean();
     }
 }
+
+#[test]
+fn a_reset_that_is_first_heard_of_when_blocks_are_let_go_is_no_refusal_to_unregister_them() {
+    let rig = Rig::new();
+    rig.shelve(LEN, 2);
+    // While the cleaner is held nothing looks whether the context is still there.
+    let idle_cleaner = rig.pool.hold_cleaner();
+    reset(&rig.sim, 0);
+    rig.pool.trim_to(0);
+    drop(idle_cleaner);
+    until("let go", || rig.pool.stats().retiring_bytes == 0);
+    // What vanished is not page-locked any more, and counted as leaked.
+    let stats = rig.assert_balanced();
+    assert_eq!((stats.quarantined_pinned_bytes, stats.quarantined_bytes), (0, 2 * LEN), "{stats:#?}");
+    let again = rig.sim.context(0);
+    works(&rig, &again);
+    finish(rig, again, 1);
+}

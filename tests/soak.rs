@@ -29,7 +29,7 @@ fn soak(arguments: &str) -> (String, Option<i32>) {
 
 #[test]
 fn it_passes_in_every_mode() {
-    for mode in ["none", "mild", "hard", "lost"] {
+    for mode in ["none", "mild", "hard", "lost", "reset"] {
         let (page, code) = soak(&format!("--seconds 2 --faults {mode}"));
         assert_eq!(code, Some(0), "{mode}:\n{page}");
         assert!(page.contains("passed: no discrepancy") && page.contains("   1 s "), "{mode}:\n{page}");

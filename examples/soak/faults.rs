@@ -1,7 +1,7 @@
 //! Which faults are in force: a new choice every second, by the seed.
 
 use crate::options::Faults;
-use crate::world::{Random, World};
+use crate::world::{Device, Random, World};
 use pinpool::sim::Fault;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ type Named = (&'static str, &'static str, fn(&mut Random) -> Fault);
 /// They cost time, or a buffer that stays pageable, or a wait for whole contexts.
 const MILD: &[Named] = &[
     ("register refused", "cuMemHostRegister", |_| Fault::with_probability(0.05, 2)),
-    ("register often refused", "cuMemHostRegister", |_| Fault::with_probability(0.5, 801)),
+    ("register often refused", "cuMemHostRegister", |_| Fault::with_probability(0.5, 2)),
     ("large registers refused", "cuMemHostRegister", |_| Fault::larger_than(1 << 20, 2)),
     ("register slow", "cuMemHostRegister", |_| Fault::slow(Duration::from_millis(3))),
     ("unregister slow", "cuMemHostUnregister", |_| Fault::slow(Duration::from_millis(2))),
@@ -49,6 +49,24 @@ pub fn choose(world: &World, quarantined_bytes: usize, random: &mut Random) -> V
         world.sim.fail(call, fault);
     }
     chosen.iter().map(|(name, ..)| *name).collect()
+}
+
+/// Resets a device: its contexts, streams, memory and registrations are gone, and the application makes others. What was
+/// page-locked there the pool leaks, so it is not done without end.
+pub fn reset_a_device(world: &World, quarantined_bytes: usize, random: &mut Random) {
+    if quarantined_bytes > QUARANTINE_MAX_BYTES {
+        return;
+    }
+    let index = random.below(world.devices.len());
+    let mut device = world.devices[index].write().expect("no panic holds it");
+    if let Err(code) = world.sim.cuda().cu_device_primary_ctx_reset(index as i32) {
+        return world.found(format!("a reset failed: {code}"));
+    }
+    let context = world.sim.context(index as i32);
+    let streams = (0..world.options.streams).map(|_| context.stream()).collect();
+    let next = Device { life: device.life + 1, context, streams, lost: false };
+    let earlier = std::mem::replace(&mut *device, next);
+    world.earlier.lock().expect("no panic holds it").push(earlier);
 }
 
 /// Loses device 0 for good: its unfinished work is never done, and every call in its context answers 700.

@@ -52,6 +52,7 @@ fn soak(options: Options) -> Vec<String> {
     let before = Process::now();
     let pool = PinnedPool::builder()
         .driver(world.sim.driver())
+        .backing(world.options.backing)
         .max_pooled_bytes(world.options.cap_bytes)
         .thread_name(THREAD_NAME)
         .shutdown_timeout(Duration::from_secs(30))
@@ -92,6 +93,9 @@ fn tick(world: &World, pool: &PinnedPool, mut random: Random) {
             return;
         }
         in_force = faults::choose(world, pool.stats().quarantined_bytes, &mut random);
+        if world.options.faults == Faults::Reset && random.one_in(2) {
+            faults::reset_a_device(world, pool.stats().quarantined_bytes, &mut random);
+        }
         if world.options.faults == Faults::Lost && second == world.options.seconds.div_ceil(2) {
             println!("       device 0 is lost");
             faults::lose_a_device(world);

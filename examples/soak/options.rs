@@ -12,12 +12,16 @@ usage: soak [options]
   --devices N        (default 2)
   --seed N           of every choice and every fault (default: the process id); threads interleave as they like
   --faults MODE      none; mild: refusals that cost nothing but time; hard: and what makes the pool leak on purpose;
-                     lost: as mild, and a device is lost at half-time (default mild)
+                     lost: as mild, and a device is lost at half-time; reset: as mild, and now and then a device is reset,
+                     with all contexts, streams and memory of it (default mild)
+  --backing NAME     what is page-locked: registered or allocated (default registered)
   --max-bytes N      the largest buffer (default 67108864)
   --memory-bytes N   bytes of buffers that are out at a time, at most (default 536870912)
   --cap-bytes N      idle bytes kept (default 268435456)
   --plant WHAT       a discrepancy, to see it found: byte (a wrong byte on a device), leak (a buffer that nobody drops)
   --help             this text";
+
+use pinpool::Backing;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Faults {
@@ -25,6 +29,7 @@ pub enum Faults {
     Mild,
     Hard,
     Lost,
+    Reset,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -42,6 +47,7 @@ pub struct Options {
     pub devices: usize,
     pub seed: u64,
     pub faults: Faults,
+    pub backing: Backing,
     pub max_bytes: usize,
     pub memory_bytes: usize,
     pub cap_bytes: usize,
@@ -57,6 +63,7 @@ pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Optio
         devices: 2,
         seed: std::process::id().into(),
         faults: Faults::Mild,
+        backing: Backing::Registered,
         max_bytes: 64 << 20,
         memory_bytes: 512 << 20,
         cap_bytes: 256 << 20,
@@ -74,13 +81,23 @@ pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Optio
             "--max-bytes" => options.max_bytes = number(&flag, &value()?, 1, 1 << 30)?,
             "--memory-bytes" => options.memory_bytes = number(&flag, &value()?, 1 << 20, 1 << 40)?,
             "--cap-bytes" => options.cap_bytes = number(&flag, &value()?, 0, 1 << 40)?,
+            "--backing" => {
+                options.backing = match value()?.as_str() {
+                    "registered" => Backing::Registered,
+                    "allocated" => Backing::HostPinned,
+                    other => return Err(format!("--backing takes registered or allocated, not {other:?}")),
+                }
+            }
             "--faults" => {
                 options.faults = match value()?.as_str() {
                     "none" => Faults::None,
                     "mild" => Faults::Mild,
                     "hard" => Faults::Hard,
                     "lost" => Faults::Lost,
-                    other => return Err(format!("--faults takes none, mild, hard or lost, not {other:?}")),
+                    "reset" => Faults::Reset,
+                    other => {
+                        return Err(format!("--faults takes none, mild, hard, lost or reset, not {other:?}"));
+                    }
                 }
             }
             "--plant" => {

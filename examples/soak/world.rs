@@ -30,8 +30,10 @@ impl Random {
     }
 }
 
-/// One device. Its lock is held shared while something is enqueued, and alone while the device is lost.
+/// One device. Its lock is held shared while something is enqueued or looked at, and alone while the device is lost or reset.
 pub struct Device {
+    /// Grows with every reset.
+    pub life: u64,
     pub context: SimContext,
     pub streams: Vec<SimStream>,
     /// Nothing can be enqueued any more, and what was enqueued is never done.
@@ -70,6 +72,8 @@ pub struct World {
     pub copies: AtomicU64,
     pub checked_bytes: AtomicU64,
     pub zero_checked_bytes: AtomicU64,
+    /// Contexts that were reset. They are kept, because the last handle of one gives back a retain of its device's.
+    pub earlier: Mutex<Vec<Device>>,
     out_bytes: AtomicUsize,
     table: Vec<u8>,
     zeros: Vec<u8>,
@@ -90,7 +94,7 @@ impl World {
         let devices = (0..options.devices).map(|device| {
             let context = sim.context(device as i32);
             let streams = (0..options.streams).map(|_| context.stream()).collect();
-            RwLock::new(Device { context, streams, lost: false })
+            RwLock::new(Device { life: 0, context, streams, lost: false })
         });
         let devices = devices.collect();
         let mut random = Random(options.seed);
@@ -105,6 +109,7 @@ impl World {
             copies: AtomicU64::new(0),
             checked_bytes: AtomicU64::new(0),
             zero_checked_bytes: AtomicU64::new(0),
+            earlier: Mutex::default(),
             out_bytes: AtomicUsize::new(0),
             table,
             zeros: vec![0; 1 << 20],
