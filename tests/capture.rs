@@ -328,3 +328,29 @@ fn a_shutdown_leaves_a_capture_valid() {
         rig.finish();
     }
 }
+
+/// Memory of the caller's: `unpin` does not wait for a graph, which may be the caller's own; the memory does.
+#[test]
+fn unpin_is_refused_while_a_graph_exists_and_the_memory_is_freed_afterwards() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    for gone_first in [true, false] {
+        let mut own = Pinned::new(&rig.sim.driver(), vec![1u8; LEN]).unwrap();
+        stream.begin_capture(CaptureMode::Relaxed);
+        assert_eq!(own.record_last_use(&stream), Err(Error::Capturing));
+        let graph = stream.end_capture().unwrap();
+        assert_eq!(rig.sim.registered_bytes(), LEN);
+        if gone_first {
+            drop(graph);
+            assert_eq!(own.unpin().unwrap(), vec![1u8; LEN]);
+        } else {
+            let refused = own.unpin().unwrap_err();
+            assert_eq!(refused.cause(), &Error::Capturing, "{refused}");
+            assert_eq!(rig.sim.registered_bytes(), LEN, "it is held");
+            drop(graph);
+        }
+        until("it is unregistered", || rig.sim.registered_bytes() == 0);
+        assert!(pinpool::pin::drain(PATIENCE));
+    }
+    rig.finish();
+}

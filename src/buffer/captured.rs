@@ -31,6 +31,14 @@ impl PinnedBuffer {
     }
 }
 
+impl PinnedBuffer {
+    /// Whether a graph that it was captured into may still exist.
+    pub(crate) fn is_captured(&self) -> bool {
+        end_if_over(self.block(), &self.flags);
+        self.flags.has(CAPTURED)
+    }
+}
+
 /// A use on a stream that captures: the graph holds the block, if anything can.
 #[cold]
 pub(super) fn note(home: &Home, block: &Out, flags: &Flags, stream: &StreamRef<'_>, kind: u32) {

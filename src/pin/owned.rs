@@ -193,7 +193,8 @@ impl<C: Pinnable> Pinned<C> {
     /// # Errors
     ///
     /// When it cannot be given back: the driver would not unregister it, or whether the device is done with it
-    /// cannot be known. It is leaked and counted then.
+    /// cannot be known. It is leaked and counted then. [`Error::Capturing`] at once when a CUDA graph that it was
+    /// captured into still exists; it is freed when the graph is gone.
     pub fn unpin(self) -> Result<C, PinError> {
         let region = Region::of(&self.buffer);
         if PINNED_IN.is_inherited() {
@@ -203,6 +204,9 @@ impl<C: Pinnable> Pinned<C> {
             // Nobody is left who could release it, so its drop leaks it, and nobody must wait for that.
             let reason = "the process exits, and the driver may be gone".into();
             return Err(PinError::of(region, Error::NotPinned { bytes: region.len, reason }));
+        }
+        if self.buffer.is_captured() {
+            return Err(PinError::of(region, Error::Capturing));
         }
         let (claim, home) = (self.claim.clone(), self.buffer.home().clone());
         claim.want();

@@ -39,6 +39,9 @@ pub trait Entry {
     fn stream_destroy(&self, stream: usize) -> Answer<()>;
     fn stream_synchronize(&self, stream: usize) -> Answer<()>;
     fn stream_is_capturing(&self, stream: usize) -> Answer<u32>;
+    fn stream_begin_capture(&self, stream: usize, mode: u32) -> Answer<()>;
+    fn stream_end_capture(&self, stream: usize) -> Answer<usize>;
+    fn graph_destroy(&self, graph: usize) -> Answer<()>;
     fn exchange_capture_mode(&self, mode: u32) -> Answer<u32>;
 
     fn event_create(&self) -> Answer<usize>;

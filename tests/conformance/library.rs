@@ -178,6 +178,17 @@ impl Entry for Library<'_> {
         call!(self, "cuStreamIsCapturing", stream => usize, &mut status => *mut u32)?;
         Ok(status)
     }
+    fn stream_begin_capture(&self, stream: usize, mode: u32) -> Answer<()> {
+        call!(self, "cuStreamBeginCapture_v2", stream => usize, mode => u32)
+    }
+    fn stream_end_capture(&self, stream: usize) -> Answer<usize> {
+        let mut graph = 77;
+        call!(self, "cuStreamEndCapture", stream => usize, &mut graph => *mut usize)?;
+        Ok(graph)
+    }
+    fn graph_destroy(&self, graph: usize) -> Answer<()> {
+        call!(self, "cuGraphDestroy", graph => usize)
+    }
     fn exchange_capture_mode(&self, mode: u32) -> Answer<u32> {
         let mut exchanged = mode;
         call!(self, "cuThreadExchangeStreamCaptureMode", &mut exchanged => *mut u32)?;

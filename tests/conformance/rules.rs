@@ -289,6 +289,22 @@ fn capture_modes(cuda: &dyn Entry) {
     assert_eq!(cuda.stream_is_capturing(stream), Ok(0));
     assert_eq!(cuda.exchange_capture_mode(2), Ok(0), "a thread starts in the global mode");
     assert_eq!(cuda.exchange_capture_mode(0), Ok(2), "and gets back the mode that it had");
+
+    // A question about an event breaks the capture of its own thread, unless the thread is in the relaxed mode.
+    let event = cuda.event_create().unwrap();
+    cuda.stream_begin_capture(stream, 1).unwrap();
+    assert_eq!(cuda.stream_is_capturing(stream), Ok(1));
+    assert_eq!(cuda.exchange_capture_mode(2), Ok(0));
+    assert_eq!(cuda.event_query(event), Ok(()));
+    assert_eq!(cuda.exchange_capture_mode(0), Ok(2));
+    let graph = cuda.stream_end_capture(stream).expect("nothing has broken it");
+    cuda.graph_destroy(graph).unwrap();
+    cuda.stream_begin_capture(stream, 1).unwrap();
+    assert_eq!(cuda.event_query(event), Err(900));
+    assert_eq!(cuda.stream_is_capturing(stream), Ok(2));
+    assert_eq!(cuda.stream_end_capture(stream), Err(901));
+    assert_eq!(cuda.stream_is_capturing(stream), Ok(0), "only the end leaves the capture");
+    cuda.event_destroy(event).unwrap();
     cuda.stream_destroy(stream).unwrap();
 }
 

@@ -120,6 +120,15 @@ impl Entry for Simulated {
     fn stream_is_capturing(&self, stream: usize) -> Answer<u32> {
         self.cuda().cu_stream_is_capturing(stream)
     }
+    fn stream_begin_capture(&self, stream: usize, mode: u32) -> Answer<()> {
+        self.cuda().cu_stream_begin_capture(stream, mode)
+    }
+    fn stream_end_capture(&self, stream: usize) -> Answer<usize> {
+        self.cuda().cu_stream_end_capture(stream)
+    }
+    fn graph_destroy(&self, graph: usize) -> Answer<()> {
+        self.cuda().cu_graph_destroy(graph)
+    }
     fn exchange_capture_mode(&self, mode: u32) -> Answer<u32> {
         self.cuda().cu_thread_exchange_stream_capture_mode(mode)
     }
