@@ -122,6 +122,14 @@ pub(crate) fn parse_bytes(name: &'static str, text: &str) -> Result<usize, Error
     })
 }
 
+/// Reads a number of seconds from the text of an environment variable.
+pub(crate) fn parse_seconds(name: &'static str, text: &str) -> Result<Duration, Error> {
+    text.trim().parse().map(Duration::from_secs).map_err(|_| Error::Setting {
+        name,
+        problem: format!("{text:?} is not a number of seconds (digits only)"),
+    })
+}
+
 /// Reads a switch from the text of an environment variable: 1, true, yes, on, or 0, false, no, off.
 pub(crate) fn parse_switch(name: &'static str, text: &str) -> Result<bool, Error> {
     match text.trim().to_ascii_lowercase().as_str() {
@@ -139,6 +147,8 @@ mod tests {
     fn numbers_and_switches_are_read_or_refused_by_name() {
         assert_eq!(parse_bytes("X", " 4096 ").unwrap(), 4096);
         assert!(parse_bytes("X", "4 GiB").unwrap_err().to_string().starts_with("X: \"4 GiB\""));
+        assert_eq!(parse_seconds("Z", "90").unwrap(), Duration::from_secs(90));
+        assert!(parse_seconds("Z", "5 min").unwrap_err().to_string().starts_with("Z: \"5 min\""));
         assert!(parse_switch("Y", "1").unwrap() && !parse_switch("Y", "off").unwrap());
         assert!(parse_switch("Y", "maybe").is_err());
     }

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // A pool that lives for ever, found again in a forked child.
 
 use crate::buffer::PinnedBuffer;
-use crate::config::{parse_bytes, parse_switch};
+use crate::config::{parse_bytes, parse_seconds, parse_switch};
 use crate::driver::Driver;
 use crate::error::Error;
 use crate::pool::{PinnedPool, PoolBuilder, ShutdownReport};
@@ -15,6 +15,7 @@ use std::time::Duration;
 /// Environment variables, read once.
 const DISABLE: &str = "PINPOOL_DISABLE";
 const MAX_POOLED_BYTES: &str = "PINPOOL_MAX_POOLED_BYTES";
+const MAX_IDLE_SECONDS: &str = "PINPOOL_MAX_IDLE_SECONDS";
 
 static GLOBAL: OnceLock<PinnedPool> = OnceLock::new();
 
@@ -94,7 +95,15 @@ fn from_environment(read: impl Fn(&str) -> Option<String>, unread: &mut Vec<Erro
         unread.push(error);
         None
     });
+    let idle = read(MAX_IDLE_SECONDS).map(|text| parse_seconds(MAX_IDLE_SECONDS, &text)).transpose();
+    let idle = idle.unwrap_or_else(|error| {
+        unread.push(error);
+        None
+    });
     let mut builder = PinnedPool::builder().driver(Driver::auto());
+    if let Some(time) = idle {
+        builder = builder.max_idle_time(Some(time).filter(|time| !time.is_zero()));
+    }
     if let Some(bytes) = cap {
         builder = builder.max_pooled_bytes(bytes);
     }
@@ -209,7 +218,7 @@ mod tests {
         assert!(unread.is_empty(), "set to nothing is not set: {unread:?}");
         assert_eq!(pool.max_pooled_bytes(), crate::limits::default_max_pooled_bytes());
         let pool = from_environment(|_| Some("nonsense".into()), &mut unread);
-        assert_eq!(unread.len(), 2);
+        assert_eq!(unread.len(), 3, "{unread:?}");
         assert_eq!(pool.max_pooled_bytes(), crate::limits::default_max_pooled_bytes());
     }
 }

@@ -108,3 +108,18 @@ fn a_summary_names_every_class_that_was_used() {
     }
     rig.finish();
 }
+
+#[test]
+fn what_is_locked_is_counted_and_not_what_was_asked_for() {
+    // pytorch#150517: rounded up to powers of two, and the budget counted what was asked for.
+    let rig = Rig::with(pinpool::sim::Sim::new(), |builder| builder.max_pooled_bytes(3 * 64 * KIB));
+    let len = 32 * KIB + 1;
+    let buffers: Vec<_> = (0..5).map(|_| rig.pool.take_exact(len).unwrap()).collect();
+    assert!(buffers.iter().all(|buffer| buffer.len() == len));
+    assert_eq!(rig.pool.stats().checked_out_bytes, 5 * 64 * KIB);
+    drop(buffers);
+    rig.drain();
+    let stats = rig.assert_balanced();
+    assert_eq!((stats.pooled_bytes, stats.registered_bytes), (3 * 64 * KIB, 3 * 64 * KIB), "{stats}");
+    rig.finish();
+}
