@@ -109,7 +109,10 @@ pub unsafe trait MemoryBackend: Send + Sync {
     unsafe fn leak(&self, base: NonNull<u8>, bytes: usize) -> Result<(), BackendError>;
 
     /// Waits until no device work that was enqueued before the call is outstanding, in any context that is in use:
-    /// for a release without a record of the uses. Blocks, and is refused while a stream captures.
+    /// for a release without a record of the uses. Blocks.
+    ///
+    /// Such a wait *breaks* a capture of a stream of the context. It is refused instead where the legacy stream tells of
+    /// one (906); a capture on a non-blocking stream is not known here, so make none meanwhile.
     ///
     /// # Errors
     ///

@@ -7,6 +7,7 @@ use super::kind::Kind;
 use super::record::{AllocationRecord, Claim, DEFAULT_CAPACITY};
 use super::stats::{BackendStats, Counters};
 use super::temporary::TemporaryContext;
+use crate::captures::legacy_stream_is_captured_before;
 use crate::contexts::{Context, Contexts, with_current};
 use crate::driver::{Driver, Severity};
 use crate::error::{CallError, Error};
@@ -19,6 +20,9 @@ use crate::sync::Arc;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`.
+const CAPTURE_IMPLICIT: u32 = 906;
 
 /// A backend for one kind of memory, in one context. See the [module](super) for which kind to take.
 ///
@@ -228,6 +232,10 @@ unsafe impl<K: Kind> MemoryBackend for Backend<K> {
         with_relaxed_capture(&self.driver, || {
             self.contexts.learn_active_primaries(&self.driver)?;
             let contexts = self.contexts.usable();
+            // Such a wait is refused while a stream of the context captures, and it breaks the capture too.
+            if contexts.iter().any(|context| legacy_stream_is_captured_before(&self.driver, context)) {
+                return Err(CallError::new("cuCtxSynchronize", CAPTURE_IMPLICIT));
+            }
             contexts.iter().try_for_each(|context| context.synchronize(&self.driver))
         })?;
         Ok(())

@@ -2,11 +2,12 @@
 
 use super::body::{allocate, give_back};
 use super::device::{Device, Fake, Simulated, turn};
+use pinpool::backend::kind::{self, Kind};
 use pinpool::backend::{
-    BackendError, DevicePreferred, DeviceSupport, Gddr, Hbm, HostPinned, MemoryBackend, Registered,
+    Backend, BackendError, DevicePreferred, DeviceSupport, Gddr, Hbm, HostPinned, MemoryBackend, Registered,
     TemporaryContext, Unified, WriteCombined, is_cuda_available,
 };
-use pinpool::sim::{Sim, SimBuilder};
+use pinpool::sim::{CaptureMode, Sim, SimBuilder};
 use pinpool::{Driver, Error};
 
 fn machine(settings: impl FnOnce(SimBuilder) -> SimBuilder) -> Simulated {
@@ -153,6 +154,36 @@ fn the_context_can_be_that_of_a_stream_and_must_be_of_the_same_driver() {
     let base = allocate(&hbm, 4096).unwrap();
     assert_eq!(sim.preferred_devices(), [(base.as_ptr() as usize, 1)]);
     give_back(&hbm, base, 4096).unwrap();
+}
+
+/// A backend at work beside a capture, on its thread and on another one.
+fn works_beside_a_capture<K: Kind>() {
+    let machine = Simulated::new();
+    let (stream, blocking) = (machine.context.stream(), machine.context.blocking_stream());
+    let backend = Backend::<K>::new(&machine.driver()).unwrap();
+    for mode in [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed] {
+        stream.begin_capture(mode);
+        let round = || give_back(&backend, allocate(&backend, 4096).unwrap(), 4096).unwrap();
+        round();
+        std::thread::scope(|scope| scope.spawn(round).join()).unwrap();
+        drop(Backend::<K>::new(&machine.driver()).unwrap());
+        assert!(stream.end_capture().is_ok(), "the capture is broken: {mode:?}");
+    }
+    blocking.begin_capture(CaptureMode::Global);
+    let refused = backend.wait_for_devices().unwrap_err();
+    assert_eq!(refused.code(), Some(906));
+    assert!(blocking.end_capture().is_ok(), "a wait would have broken the capture");
+    backend.wait_for_devices().unwrap();
+    machine.sim.assert_clean();
+}
+
+#[test]
+fn a_backend_breaks_no_capture() {
+    let _turn = turn();
+    works_beside_a_capture::<kind::HostPinned>();
+    works_beside_a_capture::<kind::Unified>();
+    works_beside_a_capture::<kind::DevicePreferred>();
+    works_beside_a_capture::<kind::Registered>();
 }
 
 /// Made and destroyed, whatever fails on the way.
