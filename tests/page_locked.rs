@@ -4,7 +4,8 @@
 mod common;
 
 use common::{KIB, Rig};
-use pinpool::Driver;
+use pinpool::sim::Sim;
+use pinpool::{Backing, Driver};
 
 #[test]
 fn every_page_of_a_range_is_asked_for() {
@@ -32,7 +33,7 @@ fn every_page_of_a_range_is_asked_for() {
 
 #[test]
 fn the_driver_knows_better_than_the_pool() {
-    let rig = Rig::new();
+    let rig = Rig::with(Sim::new(), |builder| builder.backing(Backing::Registered));
     let driver = rig.sim.driver();
     let buffer = rig.pool.take_pinned(64 * KIB).unwrap();
     assert_eq!(driver.is_page_locked(&buffer), Ok(true));
