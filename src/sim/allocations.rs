@@ -109,6 +109,7 @@ impl Core {
         state.contexts[context.index].sticky_error.map_or(Ok(()), Err)?;
         let access = if managed { Access::FreeManaged } else { Access::FreeHost };
         self.check_access(&state, access, address, bytes);
+        state.make_nodes_stale(access, address, bytes);
         state = self.wait_before_unpinning(state, context);
         self.cancel_operations_on(&mut state, address, bytes);
         state.host_allocations.remove(&address).map(drop).ok_or(INVALID_VALUE)

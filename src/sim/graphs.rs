@@ -74,7 +74,7 @@ impl State {
         let executables = self.executables.values_mut().flat_map(|executable| &mut executable.nodes);
         for node in graphs.chain(executables).filter(|node| node.uses(base, bytes)) {
             node.stale = Some(access);
-            if access == Access::Unmap {
+            if matches!(access, Access::Unmap | Access::FreeHost | Access::FreeManaged) {
                 // So that a launch ends with the report of it and not with a segmentation fault.
                 node.work = Work::Nothing;
             }
