@@ -8,9 +8,10 @@ use crate::block::{Fate, Returned};
 use crate::contexts::Context;
 use crate::driver::EventHandle;
 use crate::size_class::{CLASS_COUNT, SizeClass};
-use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering, push_reserved};
+use crate::sync::{Arc, AtomicU64, AtomicUsize, Instant, Mutex, Ordering, fixed, push_reserved, thread};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// The name of an entry; grows, and is never used twice in a pool.
 pub(crate) type EntryId = u64;
@@ -53,6 +54,9 @@ struct Transit {
 pub(crate) struct Pending {
     classes: Box<[Mutex<VecDeque<Entry>>]>,
     transit: Box<[Transit]>,
+    /// Since when a question to the driver has been without an answer, in nanoseconds after `born`; 0 for none.
+    asking_since: fixed::AtomicU64,
+    born: Instant,
     /// Entries that are done, in all classes, so that an idle look costs one load.
     done: AtomicUsize,
     next_id: AtomicU64,
@@ -63,6 +67,8 @@ impl Default for Pending {
         Self {
             classes: (0..CLASS_COUNT).map(|_| Mutex::default()).collect(),
             transit: (0..CLASS_COUNT).map(|_| Transit::default()).collect(),
+            asking_since: fixed::AtomicU64::new(0),
+            born: Instant::now(),
             done: AtomicUsize::new(0),
             next_id: AtomicU64::new(1),
         }
@@ -70,6 +76,36 @@ impl Default for Pending {
 }
 
 impl Pending {
+    /// Asks the driver something, and lets takers see that somebody waits for an answer.
+    pub(crate) fn ask<R>(&self, question: impl FnOnce() -> R) -> R {
+        let is_first = self.begin_question();
+        let answer = question();
+        if is_first {
+            self.asking_since.store(0, Ordering::Relaxed);
+        }
+        answer
+    }
+
+    /// For a taker, who must not wait with the others where the driver is held up or hangs: `None` when an earlier
+    /// question has had no answer for `limit`.
+    pub(crate) fn ask_in_turn<R>(&self, limit: Duration, question: impl FnOnce() -> R) -> Option<R> {
+        while !self.begin_question() {
+            let since = Duration::from_nanos(self.asking_since.load(Ordering::Relaxed));
+            if since != Duration::ZERO && self.born.elapsed().saturating_sub(since) > limit {
+                return None;
+            }
+            thread::yield_now();
+        }
+        let answer = question();
+        self.asking_since.store(0, Ordering::Relaxed);
+        Some(answer)
+    }
+
+    fn begin_question(&self) -> bool {
+        let now = (self.born.elapsed().as_nanos() as u64).max(1);
+        self.asking_since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
     /// A number for an entry that is about to be inserted, so that its waits can be set up first.
     pub(crate) fn reserve_id(&self) -> EntryId {
         self.next_id.fetch_add(1, Ordering::Relaxed)

@@ -151,7 +151,7 @@ fn look(driver: &Driver, pending: &Pending, token: &Token, failed: &mut impl FnM
         pending.event_complete(token.class, token.id);
         return Look::Over;
     }
-    match driver.api().query_event(token.event) {
+    match pending.ask(|| driver.api().query_event(token.event)) {
         Ok(true) => {
             pending.event_complete(token.class, token.id);
             Look::Over

@@ -8,6 +8,7 @@
 //! By default the codes are spread over the calls; `PINPOOL_FAULTS=all` runs every call with every code.
 
 mod checks;
+mod hangs;
 mod points;
 mod scenarios;
 mod stage;

@@ -8,7 +8,7 @@ pub const CODES: [u32; 12] = [2, 1, 712, 801, 800, 4, 3, 201, 709, 700, 999, 600
 pub const ENDING_CODES: [u32; 4] = [700, 4, 3, 999];
 
 /// Entry points that a pool calls, and what it asks of the system. Calls of the application alone are no points.
-const OF_THE_POOL: &[&str] = &[
+pub const OF_THE_POOL: &[&str] = &[
     "cuDeviceGetCount",
     "cuDeviceGet",
     "cuDeviceGetAttribute",

@@ -1,0 +1,149 @@
+//! A driver call that does not return holds up no taker and no dropper, and no shutdown for longer than its bound.
+#![allow(unsafe_code)] // `assume_quiescent` is a promise; nothing of the takers' is ever copied.
+
+use crate::points::OF_THE_POOL;
+use crate::stage::{LEN, PATIENCE, all_zero};
+use pinpool::PinnedPool;
+use pinpool::sim::{Fault, Sim};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(50);
+/// What `shutdown` may take beyond its timeout: for threads that do not leave the driver.
+const GRACE: Duration = Duration::from_millis(3500);
+const TAKERS: usize = 2;
+const ROUNDS: usize = 100;
+
+/// Calls that a thread makes on its own behalf and that read or set what is the thread's own; where they hang, so
+/// does the thread that takes or drops.
+const THREAD_LOCAL: [&str; 2] = ["cuCtxGetCurrent", "cuThreadExchangeStreamCaptureMode"];
+
+#[test]
+fn a_hanging_call_blocks_no_take_no_drop_and_no_shutdown() {
+    let hung = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for entry in OF_THE_POOL.iter().filter(|entry| entry.starts_with("cu")) {
+            for warm in [false, true] {
+                let hung = &hung;
+                scope.spawn(move || {
+                    if with_a_hanging(entry, warm) {
+                        hung.lock().unwrap().push(*entry);
+                    }
+                });
+            }
+        }
+    });
+    let mut hung = hung.into_inner().unwrap();
+    hung.sort_unstable();
+    hung.dedup();
+    println!("hangs: {} entry points hung under the pool: {}", hung.len(), hung.join(" "));
+    for entry in
+        ["cuEventQuery", "cuMemHostRegister_v2", "cuMemHostUnregister", "cuCtxSynchronize", "cuCtxSetCurrent"]
+    {
+        assert!(hung.contains(&entry), "{entry} never hung, so nothing was shown of it");
+    }
+}
+
+/// Runs a pool into a call that hangs; whether one did.
+fn with_a_hanging(entry: &str, warm: bool) -> bool {
+    let sim = Sim::builder().devices(2).mapping_check(false).build();
+    let context = sim.context(0);
+    let pool = PinnedPool::builder().driver(sim.driver()).shutdown_timeout(SHUTDOWN_TIMEOUT).build().unwrap();
+    let stream = context.stream();
+    if warm {
+        drop([pool.take(LEN), pool.take(LEN), pool.take(LEN)]);
+        assert!(pool.drain(PATIENCE));
+    }
+    let (mut recorded, unrecorded, kept) = (pool.take(LEN), pool.take(LEN), pool.take(LEN));
+    if warm {
+        recorded.record_last_use(&stream).unwrap();
+        drop(kept);
+        assert!(pool.drain(PATIENCE));
+        sim.run_until_idle();
+    } else {
+        // Nothing is known of any context yet.
+        quiet(kept);
+    }
+    sim.fail(entry, Fault::hang());
+    // Everything that may bring a thread of the pool into the driver.
+    drop(recorded);
+    if !THREAD_LOCAL.contains(&entry) {
+        drop(unrecorded);
+    } else {
+        quiet(unrecorded);
+    }
+    quiet(pool.take(2 * LEN));
+    pool.trim_to(0);
+    let deadline = Instant::now() + Duration::from_millis(100);
+    while sim.hanging_calls() == 0 && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    if sim.hanging_calls() > 0 && !THREAD_LOCAL.contains(&entry) {
+        takers_go_on(&pool, entry);
+    }
+    let started = Instant::now();
+    let report = pool.shutdown();
+    assert!(started.elapsed() < SHUTDOWN_TIMEOUT + GRACE, "{entry}: {:?} {report:?}", started.elapsed());
+    let has_hung = sim.hanging_calls() > 0;
+    let stats = pool.stats();
+    assert!(stats.is_balanced(), "{entry}, warm {warm}: {stats:#?}");
+    assert_eq!(report.checked_out_buffers, 0);
+    sim.clear_faults();
+    sim.run_until_idle();
+    goes_on(&sim, &pool, entry);
+    has_hung
+}
+
+fn quiet(mut buffer: pinpool::PinnedBuffer) {
+    // SAFETY: nothing is ever copied from or into it.
+    unsafe { buffer.assume_quiescent() };
+}
+
+fn takers_go_on(pool: &PinnedPool, entry: &str) {
+    let done = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for taker in 0..TAKERS {
+            let done = &done;
+            scope.spawn(move || {
+                for _ in 0..ROUNDS {
+                    let mut buffer = pool.take(LEN);
+                    assert!(all_zero(&buffer));
+                    buffer.fill(taker as u8 + 1);
+                    quiet(buffer);
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while done.load(Ordering::Relaxed) < TAKERS * ROUNDS {
+            // Not an assertion: the scope would wait for the taker that hangs.
+            if Instant::now() > deadline {
+                eprintln!("{entry} hangs, and a taker with it");
+                std::process::abort();
+            }
+            std::thread::yield_now();
+        }
+    });
+}
+
+/// When the call has returned after all, everything is in the books, and the pool is as good as before.
+fn goes_on(sim: &Sim, pool: &PinnedPool, entry: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        sim.run_until_idle();
+        let stats = pool.stats();
+        let kept = stats.pooled_bytes + stats.retiring_bytes + stats.queued_bytes + stats.quarantined_bytes;
+        let settled = stats.queued_buffers == 0 && stats.retiring_bytes == 0 && sim.hanging_calls() == 0;
+        if settled && stats.is_balanced() && sim.mapped_bytes() == kept {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{entry}: {} bytes are mapped: {stats:#?}", sim.mapped_bytes());
+        std::thread::yield_now();
+    }
+    drop(pool.take(LEN));
+    assert!(pool.drain(PATIENCE), "{entry}: the pool does not go on: {:#?}", pool.stats());
+    assert!(pool.take(LEN).is_pinned(), "{entry}: {:#?}", pool.stats());
+    assert!(pool.drain(PATIENCE));
+    sim.assert_clean();
+}
