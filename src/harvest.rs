@@ -170,16 +170,15 @@ impl<'a> Search<'a> {
         if self.queries_left == 0 {
             return false;
         }
-        // An error is the cleaner's to judge; here it only means "not this one".
-        let driver = &self.home.driver;
-        let question = || with_relaxed_capture(driver, || driver.api().query_event(event));
-        let answer = self.home.pending.ask_in_turn(self.home.settings.harvest_wait_limit, question);
-        if answer.is_none() {
-            // Not this time: a miss costs less.
+        if self.home.pending.answers_are_late() {
+            // A miss costs less than to wait in the driver with the others.
             self.queries_left = 0;
             return false;
         }
-        let complete = answer == Some(Ok(true));
+        // An error is the cleaner's to judge; here it only means "not this one".
+        let driver = &self.home.driver;
+        let question = || with_relaxed_capture(driver, || driver.api().query_event(event));
+        let complete = self.home.pending.ask(question) == Ok(true);
         // Only what was asked in vain counts: a block that is done and that the cleaner was faster to take says
         // nothing against asking for the next one.
         if !complete {

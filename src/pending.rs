@@ -8,7 +8,7 @@ use crate::block::{Fate, Returned};
 use crate::contexts::Context;
 use crate::driver::EventHandle;
 use crate::size_class::{CLASS_COUNT, SizeClass};
-use crate::sync::{Arc, AtomicU64, AtomicUsize, Instant, Mutex, Ordering, fixed, push_reserved, thread};
+use crate::sync::{Arc, AtomicU64, AtomicUsize, Instant, Mutex, Ordering, fixed, push_reserved};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -75,10 +75,16 @@ impl Default for Pending {
     }
 }
 
+/// The driver holds callers up for so long at most as a matter of course (a thread that was taken off its core in the
+/// middle of a question would look the same); beyond it, it hangs or page-locks something huge.
+const ANSWER_IS_LATE_AFTER: Duration = Duration::from_millis(100);
+
 impl Pending {
-    /// Asks the driver something, and lets takers see that somebody waits for an answer.
+    /// Asks the driver something, and lets takers see how long it takes.
     pub(crate) fn ask<R>(&self, question: impl FnOnce() -> R) -> R {
-        let is_first = self.begin_question();
+        let now = (self.born.elapsed().as_nanos() as u64).max(1);
+        let is_first =
+            self.asking_since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         let answer = question();
         if is_first {
             self.asking_since.store(0, Ordering::Relaxed);
@@ -86,24 +92,10 @@ impl Pending {
         answer
     }
 
-    /// For a taker, who must not wait with the others where the driver is held up or hangs: `None` when an earlier
-    /// question has had no answer for `limit`.
-    pub(crate) fn ask_in_turn<R>(&self, limit: Duration, question: impl FnOnce() -> R) -> Option<R> {
-        while !self.begin_question() {
-            let since = Duration::from_nanos(self.asking_since.load(Ordering::Relaxed));
-            if since != Duration::ZERO && self.born.elapsed().saturating_sub(since) > limit {
-                return None;
-            }
-            thread::yield_now();
-        }
-        let answer = question();
-        self.asking_since.store(0, Ordering::Relaxed);
-        Some(answer)
-    }
-
-    fn begin_question(&self) -> bool {
-        let now = (self.born.elapsed().as_nanos() as u64).max(1);
-        self.asking_since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    /// Whether a question has been without an answer for so long that a taker should not ask another.
+    pub(crate) fn answers_are_late(&self) -> bool {
+        let since = Duration::from_nanos(self.asking_since.load(Ordering::Relaxed));
+        since != Duration::ZERO && self.born.elapsed().saturating_sub(since) > ANSWER_IS_LATE_AFTER
     }
 
     /// A number for an entry that is about to be inserted, so that its waits can be set up first.

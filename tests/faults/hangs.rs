@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(50);
 /// What `shutdown` may take beyond its timeout: for threads that do not leave the driver.
 const GRACE: Duration = Duration::from_millis(3500);
+/// After so long without an answer no take asks the driver.
+const ANSWER_IS_LATE_AFTER: Duration = Duration::from_millis(150);
 const TAKERS: usize = 2;
 const ROUNDS: usize = 100;
 
@@ -67,17 +69,24 @@ fn with_a_hanging(entry: &str, warm: bool) -> bool {
     }
     sim.fail(entry, Fault::hang());
     // Everything that may bring a thread of the pool into the driver.
-    drop(recorded);
-    if !THREAD_LOCAL.contains(&entry) {
-        drop(unrecorded);
-    } else {
-        quiet(unrecorded);
+    let asks_at_a_drop = THREAD_LOCAL.contains(&entry);
+    match warm || !asks_at_a_drop {
+        true => drop(recorded),
+        false => quiet(recorded),
+    }
+    match asks_at_a_drop {
+        true => quiet(unrecorded),
+        false => drop(unrecorded),
     }
     quiet(pool.take(2 * LEN));
     pool.trim_to(0);
     let deadline = Instant::now() + Duration::from_millis(100);
     while sim.hanging_calls() == 0 && Instant::now() < deadline {
         std::thread::yield_now();
+    }
+    if sim.hanging_calls() > 0 {
+        // Until then a take may ask the driver too, and wait with the others.
+        std::thread::sleep(ANSWER_IS_LATE_AFTER);
     }
     if sim.hanging_calls() > 0 && !THREAD_LOCAL.contains(&entry) {
         takers_go_on(&pool, entry);
