@@ -1,0 +1,205 @@
+//! Instruction counts of the hot paths, by callgrind, each held to a bound: times are noisy, these are not.
+//!
+//! `cargo bench --bench instructions` runs itself under `valgrind --tool=callgrind` for each path, prints the table and
+//! fails where a bound is passed. Where there is no valgrind it says so and passes. Without cargo's `--bench` (so
+//! under `cargo test --benches`) each path runs once, uncounted.
+//!
+//! Counted is what one function below executes on its own thread; the pool's threads are held meanwhile.
+#![allow(unsafe_code)] // vouches for buffers that were never used
+
+use pinpool::sim::Sim;
+use pinpool::{Driver, PinnedBuffer, PinnedPool};
+use std::hint::black_box;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+const BYTES: usize = 64 << 10;
+const BURST: usize = 64;
+/// Counted bursts; the ones before them warm caches of the allocator and the pool's queues.
+const BURSTS: usize = 8;
+const WARM_UP: usize = 4;
+const PATH: &str = "PINPOOL_COUNTED_PATH";
+
+/// A path: its name, the function that callgrind counts, and the most instructions that one operation may take.
+///
+/// The bounds are a tenth above what was counted when they were set; the table of `docs/performance.md` has the history.
+const PATHS: [(&str, &str, u64); 5] = [
+    ("take, a hit", "counted_takes", 200),
+    ("drop, nothing recorded", "counted_drops", 400),
+    ("record_last_use, the simulated device's part included", "counted_records", 900),
+    ("drop, recorded", "counted_recorded_drops", 400),
+    ("take of what was just returned (harvest), nothing dirty", "counted_harvests", 900),
+];
+
+fn main() -> ExitCode {
+    if let Ok(path) = std::env::var(PATH) {
+        run(&path);
+        return ExitCode::SUCCESS;
+    }
+    if !std::env::args().any(|argument| argument == "--bench") {
+        PATHS.iter().for_each(|(_, function, _)| run(function));
+        println!("{} paths ran once, uncounted.", PATHS.len());
+        return ExitCode::SUCCESS;
+    }
+    println!("| path | instructions | at most |\n|---|---|---|");
+    let mut is_passed = false;
+    for (name, function, most) in PATHS {
+        match count(function) {
+            Ok(instructions) => {
+                let each = instructions / (BURST * BURSTS) as u64;
+                let verdict = if each > most { " PASSED" } else { "" };
+                println!("| {name} | {each} | {most}{verdict} |");
+                is_passed |= each > most;
+            }
+            Err(why) if why.is_empty() => {
+                println!("nothing is counted: there is no valgrind here");
+                return ExitCode::SUCCESS;
+            }
+            Err(why) => {
+                eprintln!("{name}: {why}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    ExitCode::from(u8::from(is_passed))
+}
+
+/// What callgrind counts in that function, all calls together; an empty error where there is no valgrind.
+fn count(function: &str) -> Result<u64, String> {
+    let binary = std::env::current_exe().map_err(|error| error.to_string())?;
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--collect-atstart=no", "--callgrind-out-file=/dev/null"])
+        .arg(format!("--toggle-collect=*{function}*"))
+        .arg(binary)
+        .env(PATH, function)
+        .output()
+        .map_err(|_| String::new())?;
+    // "==123== Collected : 4711"
+    let text = String::from_utf8_lossy(&output.stderr);
+    let collected = text.lines().find_map(|line| line.split_once("Collected :"));
+    let number = collected.and_then(|(_, number)| number.trim().parse().ok());
+    number.filter(|_| output.status.success()).ok_or_else(|| format!("callgrind said:\n{text}"))
+}
+
+fn run(function: &str) {
+    match function {
+        "counted_takes" => host(|pool, taken| counted_takes(pool, taken), |taken| taken.clear()),
+        "counted_drops" => host(take_all, counted_drops),
+        "counted_harvests" => harvests(),
+        "counted_records" => records(counted_records, |taken| taken.clear()),
+        "counted_recorded_drops" => records(record_all, counted_recorded_drops),
+        other => panic!("there is no path {other:?}"),
+    }
+}
+
+#[inline(never)]
+fn counted_takes(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>) {
+    take_all(pool, taken);
+}
+
+#[inline(never)]
+fn counted_drops(taken: &mut Vec<PinnedBuffer>) {
+    black_box(taken).clear();
+}
+
+/// The constant keeps the linker from making one function of the two, of which neither would then be found.
+#[inline(never)]
+fn counted_recorded_drops(taken: &mut Vec<PinnedBuffer>) {
+    black_box(1);
+    black_box(taken).clear();
+}
+
+#[inline(never)]
+fn counted_records(taken: &mut [PinnedBuffer], stream: &pinpool::sim::SimStream) {
+    record_all(taken, stream);
+}
+
+#[inline(never)]
+fn counted_harvests(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>) {
+    black_box(2);
+    take_all(pool, taken);
+}
+
+#[inline(always)]
+fn take_all(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>) {
+    (0..BURST).for_each(|_| taken.push(black_box(pool).take(BYTES)));
+}
+
+#[inline(always)]
+fn record_all(taken: &mut [PinnedBuffer], stream: &pinpool::sim::SimStream) {
+    taken.iter_mut().for_each(|buffer| buffer.record_last_use(black_box(stream)).expect("a record"));
+}
+
+/// Bursts of takes and drops with the cleaner held in between, on a pool without a device.
+fn host(take: impl Fn(&PinnedPool, &mut Vec<PinnedBuffer>), give_back: impl Fn(&mut Vec<PinnedBuffer>)) {
+    let pool = PinnedPool::builder().driver(Driver::host_only()).build().expect("the settings are right");
+    let mut taken = Vec::with_capacity(BURST);
+    warm_up(&pool, &mut taken);
+    for _ in 0..BURSTS {
+        let held = pool.hold_cleaner();
+        take(&pool, &mut taken);
+        taken.iter_mut().for_each(|buffer| buffer.set_dirty_len(0));
+        give_back(&mut taken);
+        drop(held);
+        settle(&pool);
+    }
+    assert_eq!(pool.stats().misses, BURST as u64, "every take after the first burst was a hit");
+}
+
+fn records(
+    record: impl Fn(&mut [PinnedBuffer], &pinpool::sim::SimStream),
+    give_back: impl Fn(&mut Vec<PinnedBuffer>),
+) {
+    let sim = Sim::zero_cost();
+    let context = sim.context(0);
+    let stream = context.stream();
+    let pool = PinnedPool::builder().driver(sim.driver()).build().expect("the settings are right");
+    let mut taken = Vec::with_capacity(BURST);
+    warm_up(&pool, &mut taken);
+    for burst in 0..WARM_UP + BURSTS {
+        let held = pool.hold_cleaner();
+        take_all(&pool, &mut taken);
+        taken.iter_mut().for_each(|buffer| buffer.set_dirty_len(0));
+        if burst < WARM_UP {
+            record_all(&mut taken, &stream);
+            taken.clear();
+        } else {
+            record(&mut taken, &stream);
+            give_back(&mut taken);
+        }
+        drop(held);
+        settle(&pool);
+    }
+    pool.shutdown();
+}
+
+fn harvests() {
+    let pool = PinnedPool::builder().driver(Driver::host_only()).build().expect("the settings are right");
+    let mut taken = Vec::with_capacity(BURST);
+    warm_up(&pool, &mut taken);
+    let _held = pool.hold_cleaner();
+    take_all(&pool, &mut taken);
+    for _ in 0..BURSTS {
+        taken.iter_mut().for_each(|buffer| buffer.set_dirty_len(0));
+        taken.clear();
+        counted_harvests(&pool, &mut taken);
+    }
+    assert_eq!(pool.stats().harvested, (BURST * BURSTS) as u64, "every counted take was a harvest");
+}
+
+fn warm_up(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>) {
+    for _ in 0..WARM_UP {
+        take_all(pool, taken);
+        taken.iter_mut().for_each(|buffer| {
+            buffer.set_dirty_len(0);
+            // SAFETY: nobody has used the buffer.
+            unsafe { buffer.assume_quiescent() };
+        });
+        taken.clear();
+        settle(pool);
+    }
+}
+
+fn settle(pool: &PinnedPool) {
+    assert!(pool.drain(Duration::from_secs(60)), "the pool does not settle");
+}
