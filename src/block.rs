@@ -11,19 +11,22 @@
 //! or a bug, is leaked. Memory that was page-locked is given back in one place only, [`Retiring::release`], which
 //! first unregisters it and goes no further when that fails; memory of the driver's is freed by the driver there.
 
+mod release;
+mod returned;
 #[cfg(test)]
 mod tests;
 
-mod returned;
+pub(crate) use release::Released;
 
 use crate::contexts::Context;
 use crate::driver::{ContextHandle, Driver, HostAccess};
 use crate::driver_pages;
 use crate::error::CallError;
-use crate::events::Use;
+use crate::events::{self, Spare, Use};
 pub(crate) use crate::fate::{Fate, Proof};
 use crate::holds::BlockHolds;
 use crate::notes::Notes;
+use crate::os::prefetch;
 use crate::pages::Pages;
 use crate::regions;
 use crate::size_class::SizeClass;
@@ -46,8 +49,6 @@ struct Body {
     registered_in: Option<Arc<Context>>,
     /// Bytes from the start that may differ from zero.
     dirty_bytes: usize,
-    /// The context that was current where the guard was dropped without a record.
-    seen_context: Option<ContextHandle>,
     class: SizeClass,
     fate: Fate,
     /// Which drain epoch counts the return.
@@ -56,7 +57,11 @@ struct Body {
     of_driver: bool,
     /// Which shutdown the return is later than.
     generation: u32,
+    /// A complete event, kept for the next record in its context; on the line that a record has to have anyway.
+    spare: Option<Spare>,
     uses: Uses,
+    /// The context that was current where the guard was dropped without a record.
+    seen_context: Option<ContextHandle>,
     /// Behind a lock, because an integration notes a read of the device through a shared reference.
     notes: Mutex<Notes>,
     /// The graphs that may use it at any replay; behind a lock for the same reason.
@@ -65,6 +70,9 @@ struct Body {
     /// The name of the pages in the record of page-locked regions, while they are registered.
     region: Option<regions::Token>,
 }
+
+#[cfg(not(loom))]
+const _: () = assert!(std::mem::offset_of!(Body, uses) == 64, "what a drop touches is on one cache line");
 
 /// With the caller.
 #[derive(Debug)]
@@ -126,6 +134,7 @@ impl Out {
             epoch: 0,
             of_driver: false,
             generation: 0,
+            spare: None,
             uses: Uses::new(),
             notes: Mutex::new(Notes::new()),
             holds: Mutex::default(),
@@ -144,6 +153,17 @@ impl Out {
 
     pub(crate) fn add_use(&mut self, used: Use) {
         self.0.uses.push(used);
+    }
+
+    /// The event that the block keeps, if it is of this context.
+    #[inline]
+    pub(crate) fn take_spare(&mut self, context: ContextHandle) -> Option<Spare> {
+        self.0.spare.take_if(|spare| spare.is_of(context))
+    }
+
+    /// A use that was waited for: its event is kept for the next record, or goes back to its pool.
+    pub(crate) fn recycle(&mut self, used: Use) {
+        events::keep(&mut self.0.spare, used);
     }
 
     /// Noted uses; the guard's flags say whether there are any.
@@ -209,7 +229,10 @@ impl Out {
         generation: u32,
     ) -> Returned {
         self.0.dirty_bytes = self.0.dirty_bytes.max(dirty_bytes);
-        self.0.seen_context = seen;
+        // Nearly always there was a record, and the field, which is not set then, is on another cache line.
+        if seen.is_some() {
+            self.0.seen_context = seen;
+        }
         self.0.epoch = epoch as u8;
         self.0.generation = generation;
         Returned(self.0)
@@ -218,7 +241,8 @@ impl Out {
     /// In a forked child: unmaps what is the child's own, its pageable memory. Page-locked memory was never
     /// mapped here, and whatever stands at its address now is somebody else's.
     pub(crate) fn leave_in_child(self) {
-        let Body { pages, registered_in, .. } = *self.0;
+        let Body { pages, registered_in, spare, .. } = *self.0;
+        std::mem::forget(spare);
         if registered_in.is_none() {
             drop(ManuallyDrop::into_inner(pages));
         } else {
@@ -274,7 +298,8 @@ impl Quiescent {
         self.0.of_driver = true;
         // What the driver left there is nobody's business.
         self.0.dirty_bytes = self.0.class.bytes();
-        while self.zero_step(driver, self.0.class.bytes()) > 0 {}
+        let mut job = zero::Job::of(self.0.dirty_bytes);
+        while self.zero_step(driver, &mut job) > 0 {}
         Ok(())
     }
 
@@ -287,13 +312,13 @@ impl Quiescent {
     ///
     /// From the end, so that `dirty_bytes` stays the truth after every step and the warm start of the
     /// buffer is zeroed last.
-    pub(crate) fn zero_step(&mut self, driver: &Driver, whole_bytes: usize) -> usize {
+    pub(crate) fn zero_step(&mut self, driver: &Driver, job: &mut zero::Job) -> usize {
         let end = self.0.dirty_bytes;
         let start = end.saturating_sub(zero::STEP_BYTES);
         if start < end {
             let base = self.0.pages.base();
             driver.api().before_host_access(HostAccess::Zero, base + start, end - start);
-            zero::zero(&mut self.0.pages.slice_mut(end)[start..], whole_bytes);
+            job.zero(&mut self.0.pages.slice_mut(end)[start..]);
             self.0.dirty_bytes = start;
         }
         end - start
@@ -321,6 +346,17 @@ impl Quiescent {
 }
 
 impl Ready {
+    /// Fetches what the caller is about to touch, without waiting for it: the cleaner's core had it last.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        prefetch(&*self.0);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn address(&self) -> usize {
+        self.0.pages.base()
+    }
+
     #[inline]
     pub(crate) fn hand_out(self) -> Out {
         Out(self.0)
@@ -328,66 +364,5 @@ impl Ready {
 
     pub(crate) fn retire(self) -> Retiring {
         Retiring(self.0)
-    }
-}
-
-/// `CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED`.
-const NOT_REGISTERED: u32 = 713;
-
-/// What became of a block that was let go.
-#[derive(Debug)]
-pub(crate) enum Released {
-    /// It was pageable and is unmapped.
-    Pageable,
-    /// It is unregistered and unmapped.
-    Unregistered,
-    /// The registration vanished with its context. What that left of the pages nobody says, so they are leaked.
-    Vanished(CallError),
-    /// The driver refused to unregister it, so its memory is leaked.
-    Quarantined(CallError),
-}
-
-impl Retiring {
-    /// Leaks the block; the caller counts it.
-    pub(crate) fn quarantine(mut self) {
-        self.0.pages.leak();
-        std::mem::forget(self.0);
-    }
-
-    /// The context that it is page-locked in.
-    pub(crate) fn registered_in(&self) -> Option<&Arc<Context>> {
-        self.0.registered_in.as_ref()
-    }
-
-    /// Unregisters and unmaps. May block in the driver.
-    pub(crate) fn release(self, driver: &Driver) -> Released {
-        let Body { mut pages, registered_in, region, of_driver, .. } = *self.0;
-        let (base, bytes) = (pages.base(), pages.bytes());
-        let unlocked = match &registered_in {
-            None => Ok(()),
-            // Freeing needs a context, unregistering does not.
-            Some(context) if of_driver => driver_pages::free(driver, context, &pages),
-            Some(_) => driver.api().unregister(base),
-        };
-        if let Err(error) = unlocked {
-            // `pages` is dropped here as `ManuallyDrop`: leaked, because a device may still reach it.
-            let stranded = registered_in.as_ref().is_some_and(|context| context.is_gone());
-            match error.code() {
-                // The driver itself says that it is not registered, and the work has ended: an ordinary mapping.
-                NOT_REGISTERED if stranded => {}
-                _ => {
-                    pages.leak();
-                    return if stranded { Released::Vanished(error) } else { Released::Quarantined(error) };
-                }
-            }
-        }
-        if let Some(region) = region {
-            regions::forget(region);
-        }
-        if !of_driver {
-            driver.api().before_host_access(HostAccess::Unmap, base, bytes);
-        }
-        drop(ManuallyDrop::into_inner(pages));
-        if registered_in.is_some() { Released::Unregistered } else { Released::Pageable }
     }
 }

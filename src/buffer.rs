@@ -9,6 +9,7 @@ use crate::block::{Fate, Out};
 use crate::dirty::{Dirty, Writer};
 use crate::error::Error;
 use crate::home::Home;
+use crate::os::prefetch;
 use crate::sync::Arc;
 use flags::{CAPTURED, FOREIGN, Flags, NOTED};
 use std::fmt;
@@ -200,11 +201,16 @@ impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         let Some(mut block) = self.block.take() else { return };
         let home = &self.home;
+        // Every step below ends in an atomic operation, and none begins before the one before it has its cache line.
+        prefetch(&**home);
         if home.fork.is_child() {
             // There is no cleaner here and no usable driver.
             block.leave_in_child();
             return;
         }
+        let counts = home.counts.class(block.class());
+        prefetch(counts);
+        prefetch(&*home.inbox);
         // Not for a record, which nearly every buffer has: the notes are on a cache line of their own.
         if self.flags.has(NOTED | CAPTURED | FOREIGN) {
             uses::settle_notes(home, &mut block, &self.flags);
@@ -220,7 +226,7 @@ impl Drop for PinnedBuffer {
         });
         let dirty_bytes = self.dirty.bytes(self.len);
         let (class, pinned, epoch) = (block.class(), block.is_pinned(), home.epoch());
-        home.counts.class(class).returned[epoch].of(pinned).add(1);
+        counts.returned[epoch].of(pinned).add(1);
         home.inbox.push(class, block.give_back(dirty_bytes, seen, epoch, home.generation()));
         home.ring();
     }

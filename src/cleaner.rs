@@ -5,7 +5,7 @@
 //!   take what the lanes have done, drain the inbox, sort it by how its end can be known
 //!   ask the head event of every stream; pass completed blocks on
 //!   smallest class first: send to be registered, or zero and shelve
-//!   nothing to do: nap in proportion to how long the heads have been pending;
+//!   nothing to do: nap by how long the heads of that stream take, as seen so far;
 //!                  nothing pending at all: naps that grow, then sleep without a timer
 //! ```
 //!
@@ -32,12 +32,16 @@ use crate::shelf::Placed;
 use crate::size_class::SizeClass;
 use crate::spawn::spawn;
 use crate::sync::{Arc, Instant, thread};
+use crate::zero;
 use held::ForGraphs;
 use policies::{Ageing, say_passed_over};
 use std::time::Duration;
 
-const NAP_MIN: Duration = Duration::from_micros(5);
-const NAP_MAX: Duration = Duration::from_millis(1);
+const NAP_MIN: Duration = Duration::from_micros(10);
+/// So that a return is never ignored for longer: half of what a caller may be told.
+const NAP_MAX: Duration = Duration::from_micros(500);
+/// The first nap with nothing pending; whoever cannot wait harvests.
+const IDLE_NAP_MIN: Duration = Duration::from_micros(20);
 
 /// Starts the thread; `None` when the system refuses.
 pub(crate) fn start(home: &Arc<Home>) -> Option<thread::JoinHandle<()>> {
@@ -93,7 +97,7 @@ impl Cleaner {
             for_graphs: ForGraphs::default(),
             relaxed: false,
             idle_since: None,
-            idle_nap: NAP_MIN,
+            idle_nap: IDLE_NAP_MIN,
             ageing: Ageing::new(&home),
             next_backlog_look: home.clock.now(),
             backlog_said: false,
@@ -288,14 +292,11 @@ impl Cleaner {
 
     /// Zeroes in steps; between two steps smaller blocks overtake.
     fn zero_and_shelve(&mut self, mut block: Quiescent) {
-        let whole_bytes = block.dirty_bytes();
-        let (bytes, dirty_bytes) = (block.class().bytes(), whole_bytes);
+        let mut job = zero::Job::of(block.dirty_bytes());
+        let (bytes, dirty_bytes) = (block.class().bytes(), job.bytes());
         let _span = tracing::trace_span!(target: "pinpool", "zero", bytes, dirty_bytes).entered();
-        let mut zeroing = Duration::ZERO;
         loop {
-            let started = Instant::now();
-            let zeroed = block.zero_step(&self.home.driver, whole_bytes);
-            zeroing += started.elapsed();
+            let zeroed = block.zero_step(&self.home.driver, &mut job);
             if zeroed == 0 || block.dirty_bytes() == 0 {
                 break;
             }
@@ -305,16 +306,14 @@ impl Cleaner {
                 self.finish_moved(smaller);
             }
         }
-        if whole_bytes > 0 {
-            let counts = self.home.counts.class(block.class());
-            counts.zeroed_bytes.add(whole_bytes as u64);
-            counts.zero_ns.add(zeroing.as_nanos() as u64);
+        if dirty_bytes > 0 {
+            let elapsed = self.home.counts.class(block.class()).zeroed(job);
             say!(
                 TRACE,
                 "zeroed",
                 bytes,
                 dirty_bytes,
-                elapsed_us = micros(zeroing),
+                elapsed_us = micros(elapsed),
                 "what was written is zero again"
             );
         }
@@ -328,7 +327,7 @@ impl Cleaner {
     fn shelve(&mut self, block: Ready) {
         let (class, epoch, pinned) = (block.class(), block.epoch(), block.is_pinned());
         let mut evicted = Vec::new();
-        let shelved = self.home.shelf.push(block, |other| evicted.push(other));
+        let shelved = self.home.shelf.push(block, self.home.clone(), |other| evicted.push(other));
         for other in evicted {
             self.home.count_retiring(&other, Why::Cap);
             self.release.push(ReleaseJob::Retire(other.retire()));

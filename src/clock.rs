@@ -2,12 +2,12 @@
 //!
 //! A clock of its own, so that a test can let an hour pass without waiting for it.
 
-use crate::sync::fixed::AtomicU64;
+use crate::sync::fixed::{AtomicU32, AtomicU64};
 use crate::sync::{Instant, Ordering};
 use std::time::Duration;
 
 /// A moment, in steps of [`TICK`] since the pool was made; wraps after more than a year.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Tick(u32);
 
 /// What a [`Tick`] counts: fine enough for every policy, and small enough to lie beside a block for nothing.
@@ -26,11 +26,13 @@ pub(crate) struct Clock {
     started: Instant,
     /// What tests let pass.
     skipped_ms: AtomicU64,
+    /// The last tick that anybody asked for.
+    recent: AtomicU32,
 }
 
 impl Default for Clock {
     fn default() -> Self {
-        Self { started: Instant::now(), skipped_ms: AtomicU64::new(0) }
+        Self { started: Instant::now(), skipped_ms: AtomicU64::new(0), recent: AtomicU32::new(0) }
     }
 }
 
@@ -40,7 +42,14 @@ impl Clock {
     }
 
     pub(crate) fn tick(&self) -> Tick {
-        self.tick_of(self.now())
+        let tick = self.tick_of(self.now());
+        self.recent.store(tick.0, Ordering::Relaxed);
+        tick
+    }
+
+    /// The last tick that was asked for; the cleaner asks in every pass. Costs no look at a clock.
+    pub(crate) fn recent(&self) -> Tick {
+        Tick(self.recent.load(Ordering::Relaxed))
     }
 
     pub(crate) fn tick_of(&self, now: Instant) -> Tick {
@@ -53,6 +62,7 @@ impl Clock {
     #[cfg(feature = "sim")]
     pub(crate) fn skip(&self, time: Duration) {
         self.skipped_ms.fetch_add(time.as_millis() as u64, Ordering::Relaxed);
+        self.tick();
     }
 }
 

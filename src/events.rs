@@ -1,4 +1,4 @@
-//! Pooled events: one per recorded use, reused after completion, per context.
+//! Pooled events: one per recorded use, reused after completion, per context; a block keeps one for itself.
 //!
 //! An event proves only itself: that the work recorded *by it* is done. It is never recorded again
 //! while an earlier use still waits on it, and never recorded in another context than its own
@@ -6,7 +6,7 @@
 
 use crate::contexts::{Context, with_current};
 pub(crate) use crate::driver::with_relaxed_capture;
-use crate::driver::{Driver, EventHandle, StreamHandle};
+use crate::driver::{ContextHandle, Driver, EventHandle, StreamHandle};
 use crate::error::{CallError, Error};
 use crate::report::say;
 use crate::stream::StreamRef;
@@ -22,6 +22,42 @@ pub(crate) struct Use {
     pub(crate) sequence: u64,
 }
 
+/// A complete event that a block keeps for its next record, so that a record in steady state wants no lock and no
+/// reference count: the one of the context comes with it.
+#[derive(Debug)]
+pub(crate) struct Spare {
+    context: Arc<Context>,
+    event: EventHandle,
+}
+
+impl Spare {
+    /// Whether it can be recorded on a stream of this context. A handle may be reused after its context is gone.
+    #[inline]
+    pub(crate) fn is_of(&self, context: ContextHandle) -> bool {
+        self.context.handle == context && !self.context.is_gone()
+    }
+
+    /// The context, and the event for [`record`].
+    pub(crate) fn split(self) -> (Arc<Context>, EventHandle) {
+        (self.context, self.event)
+    }
+
+    /// To the context's pool.
+    pub(crate) fn give_back(self) {
+        if !self.context.is_gone() {
+            return_event(&self.context, self.event);
+        }
+    }
+}
+
+/// Keeps the event of a use that is complete, where none is kept yet; else gives it to its pool.
+pub(crate) fn keep(spare: &mut Option<Spare>, used: Use) {
+    match spare {
+        None if !used.context.is_gone() => *spare = Some(Spare { context: used.context, event: used.event }),
+        _ => recycle(used),
+    }
+}
+
 /// Groups uses that complete in order. Only a hint for whom to ask first, never a proof, because the
 /// driver reuses stream handles.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,45 +68,86 @@ pub(crate) struct StreamKey {
     thread: u64,
 }
 
-/// Records the last use on a stream of `context`, with an event from the context's pool.
-pub(crate) fn record(driver: &Driver, context: Arc<Context>, stream: &StreamRef<'_>) -> Result<Use, Error> {
-    // The null stream means the *current* context's, so that must be the stream's. For others the
-    // context need not be current; a driver that is stricter says so (201), and is asked again with it.
-    let event = if stream.stream.is_implicit() {
-        with_current(driver, context.handle, || record_event(driver, &context, stream.stream))?
-    } else {
-        match record_event(driver, &context, stream.stream) {
-            Err(Error::Driver(call)) if call.code() == NO_CONTEXT => {
-                with_current(driver, context.handle, || record_event(driver, &context, stream.stream))?
-            }
-            outcome => outcome,
-        }
-    }?;
+/// Records the last use on a stream of `context`, with the event that is given, or one from the context's pool. An error
+/// comes with the context.
+pub(crate) fn record(
+    driver: &Driver,
+    context: Arc<Context>,
+    mut spare: Option<EventHandle>,
+    stream: &StreamRef<'_>,
+) -> Result<Use, (Error, Arc<Context>)> {
+    let recorded = record_with(driver, &context, &mut spare, stream);
+    // It did not come to recording it.
+    if let Some(event) = spare {
+        return_event(&context, event);
+    }
     let key = StreamKey {
         context: context.handle.0,
         stream: stream.stream,
         thread: if stream.stream.0 == 2 { thread_number() } else { 0 },
     };
-    Ok(Use { context, event, key, sequence: next_sequence() })
+    match recorded {
+        Ok(event) => Ok(Use { event, context, key, sequence: next_sequence() }),
+        Err(error) => Err((error, context)),
+    }
+}
+
+#[inline]
+fn record_with(
+    driver: &Driver,
+    context: &Context,
+    spare: &mut Option<EventHandle>,
+    stream: &StreamRef<'_>,
+) -> Result<EventHandle, Error> {
+    let mut attempt = || record_event(driver, context, spare, stream.stream);
+    // The null stream means the *current* context's, so that must be the stream's. For others the
+    // context need not be current; a driver that is stricter says so (201), and is asked again with it.
+    if stream.stream.is_implicit() {
+        return with_current(driver, context.handle, attempt)?;
+    }
+    match attempt() {
+        Err(Error::Driver(call)) if call.code() == NO_CONTEXT => {
+            with_current(driver, context.handle, attempt)?
+        }
+        outcome => outcome,
+    }
 }
 
 /// `CUDA_ERROR_INVALID_CONTEXT`.
 const NO_CONTEXT: u32 = 201;
 
-fn record_event(driver: &Driver, context: &Context, stream: StreamHandle) -> Result<EventHandle, Error> {
+fn record_event(
+    driver: &Driver,
+    context: &Context,
+    spare: &mut Option<EventHandle>,
+    stream: StreamHandle,
+) -> Result<EventHandle, Error> {
     if driver.api().is_capturing(stream)? {
         return Err(Error::Capturing);
     }
-    let pooled = context.idle_events.lock().pop_back();
-    let event = match pooled.or_else(|| revive(driver, context)) {
+    let event = match spare.take() {
         Some(event) => event,
-        // Created in the current context, which must be the stream's: a foreign event is refused (400).
-        None => with_relaxed_capture(driver, || {
-            with_current(driver, context.handle, || driver.api().create_event())
-        })??,
+        None => pooled_event(driver, context)?,
     };
     record_or_return(driver, context, event, stream)?;
     Ok(event)
+}
+
+#[cold]
+fn pooled_event(driver: &Driver, context: &Context) -> Result<EventHandle, CallError> {
+    let pooled = context.idle_events.lock().pop_back();
+    match pooled.or_else(|| revive(driver, context)) {
+        Some(event) => Ok(event),
+        // Created in the current context, which must be the stream's: a foreign event is refused (400).
+        None => with_relaxed_capture(driver, || {
+            with_current(driver, context.handle, || driver.api().create_event())
+        })?,
+    }
+}
+
+/// Gives a complete event to its context's pool.
+fn return_event(context: &Context, event: EventHandle) {
+    push_reserved(&context.idle_events, |events| events, event);
 }
 
 fn record_or_return(
@@ -81,7 +158,7 @@ fn record_or_return(
 ) -> Result<(), CallError> {
     driver.api().record_event(event, stream).inspect_err(|_| {
         // A refused record leaves the event as it was: complete, so it can be used again.
-        push_reserved(&context.idle_events, |events| events, event);
+        return_event(context, event);
     })
 }
 
@@ -93,7 +170,7 @@ pub(crate) fn is_complete(driver: &Driver, used: &Use) -> Result<bool, CallError
 /// Gives a *complete* event back to its context's pool.
 pub(crate) fn recycle(used: Use) {
     if !used.context.is_gone() {
-        push_reserved(&used.context.idle_events, |events| events, used.event);
+        return_event(&used.context, used.event);
     }
 }
 
@@ -144,4 +221,53 @@ fn thread_number() -> u64 {
     }
     // A thread that is exiting may have lost its number; a fresh one only means one more query.
     NUMBER.try_with(|number| *number).unwrap_or_else(|_| NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod tests {
+    use super::*;
+    use crate::contexts::Contexts;
+    use crate::sim::{Fault, Sim};
+    use crate::stream::sealed::AsStreamRef;
+
+    #[test]
+    fn a_kept_event_is_recorded_again_and_goes_to_the_pool_where_it_is_not() {
+        let sim = Sim::zero_cost();
+        let (context, driver) = (sim.context(0), sim.driver());
+        let stream = context.stream();
+        let contexts = Contexts::default();
+        let mut spare = None;
+        stream.with_stream_ref(|stream| {
+            let known = contexts.of_stream(&driver, stream);
+            let record = |event| record(&driver, known.clone(), event, stream);
+            let used = record(None).expect("a record");
+            let first = used.event;
+            keep(&mut spare, used);
+            let (_, event) = spare.take_if(|spare| spare.is_of(known.handle)).expect("it was kept").split();
+            assert_eq!(event, first);
+            let used = record(Some(event)).expect("a record");
+            assert_eq!(used.event, first, "no other event was taken");
+            // A second use of the same block: one event is kept, the other goes to the pool.
+            let other = record(None).expect("a record");
+            keep(&mut spare, used);
+            keep(&mut spare, other);
+            assert_eq!(known.idle_events.lock().len(), 1);
+            // A record that fails, before the event is recorded and while it is.
+            for call in ["cuStreamIsCapturing", "cuEventRecord"] {
+                sim.fail(call, Fault::once(1));
+                let (_, event) = spare.take().expect("it was kept").split();
+                record(Some(event)).expect_err("the driver refuses");
+                assert_eq!(known.idle_events.lock().len(), 2, "after a failed {call}");
+                keep(&mut spare, record(None).expect("a record"));
+                assert_eq!(known.idle_events.lock().len(), 1);
+            }
+            assert_eq!(sim.calls("cuEventCreate"), 2, "no event was lost");
+            contexts.end(&driver, &known);
+            assert!(spare.take_if(|spare| spare.is_of(known.handle)).is_none(), "gone with its context");
+        });
+        drop(contexts);
+        // The context was never given back by this test's own table.
+        let _ = sim.take_violations();
+        sim.expect_violations();
+    }
 }

@@ -11,6 +11,7 @@ use crate::os::is_background_thread;
 use crate::pending::Stage;
 use crate::size_class::SizeClass;
 use crate::sync::{Arc, Instant, from_now, spin_loop, thread};
+use crate::zero;
 use std::time::Duration;
 
 /// Event queries that one take may make in vain; a stuck stream must not make takes slow.
@@ -44,7 +45,7 @@ pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) ->
             return Some(block);
         }
         loop {
-            if let Some(block) = home.shelf.pop(class) {
+            if let Some((block, _)) = home.shelf.pop(class) {
                 return Some(block.hand_out());
             }
             let (in_hand, moves_now) = home.pending.transit(class);
@@ -199,11 +200,9 @@ fn hand_out(home: &Arc<Home>, block: Returned, zeroed: bool) -> Out {
     let proof = block.proof();
     let mut block = block.settle(&home.driver, proof);
     if zeroed && block.dirty_bytes() > 0 {
-        let started = Instant::now();
-        let whole_bytes = block.dirty_bytes();
-        while block.zero_step(&home.driver, whole_bytes) > 0 {}
-        counts.zeroed_bytes.add(whole_bytes as u64);
-        counts.zero_ns.add(started.elapsed().as_nanos() as u64);
+        let mut job = zero::Job::of(block.dirty_bytes());
+        while block.zero_step(&home.driver, &mut job) > 0 {}
+        counts.zeroed(job);
     }
     home.progress.announce();
     block.hand_out(&home.driver)

@@ -39,7 +39,7 @@ pub(crate) type StartCleaner = fn(&Arc<Home>) -> Option<thread::JoinHandle<()>>;
 #[repr(C)]
 pub(crate) struct Home {
     pub(crate) fork: ForkWord,
-    pub(crate) shelf: Shelf,
+    pub(crate) shelf: Shelf<Home>,
     /// What follows is on other cache lines: background threads look at it in every pass.
     _apart: [u64; 8],
     /// Which of the two drain epochs counts new returns.
@@ -101,9 +101,9 @@ impl Home {
     pub(crate) fn new(driver: Driver, settings: Settings, start_cleaner: StartCleaner) -> Arc<Self> {
         let counts = Arc::new(Counts::default());
         let clock = Arc::new(Clock::default());
-        let shelf = Shelf::new(settings.max_pooled_bytes, counts.clone(), clock.clone());
         let backing = BackingState::new(settings.backing);
-        Arc::new(Self {
+        Arc::new_cyclic(|home| Self {
+            shelf: Shelf::new(settings.max_pooled_bytes, counts.clone(), clock.clone(), home.clone()),
             captures: Captures::of(&driver),
             driver,
             backing,
@@ -113,7 +113,6 @@ impl Home {
             inbox: Box::default(),
             bell: Bell::default(),
             pending: Pending::default(),
-            shelf,
             _apart: [0; 8],
             progress: Progress::default(),
             fork: ForkWord::of_this_process(),

@@ -39,7 +39,7 @@ const CLEAR_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct PinnedPool {
     /// Beside the handle and not behind it, like the next two, so that a take follows no pointer to a pointer.
     home: Arc<Home>,
-    door: Door,
+    door: Door<Home>,
     fork: ForkWord,
     _handle: Arc<Handle>,
 }
@@ -111,8 +111,8 @@ impl PinnedPool {
         if self.fork.is_child() {
             return None;
         }
-        let block = self.door.pop(class)?.hand_out();
-        Some(PinnedBuffer::new(self.home.clone(), block, len))
+        let (block, home) = self.door.pop(class)?;
+        Some(PinnedBuffer::new(home, block.hand_out(), len))
     }
 
     #[cold]
@@ -158,8 +158,8 @@ impl PinnedPool {
         if home.fork.is_child() {
             return fresh_in_child(home, class, len);
         }
-        if let Some(block) = home.shelf.pop(class) {
-            return Ok(PinnedBuffer::new(home.clone(), block.hand_out(), len));
+        if let Some((block, home)) = home.shelf.pop(class) {
+            return Ok(PinnedBuffer::new(home, block.hand_out(), len));
         }
         self.take_slow(class, len, zeroed)
     }
@@ -193,8 +193,8 @@ impl PinnedPool {
             // What is still page-locked is of no more use than plain memory.
             return Err(not_pinned(class, &NotRegistered::Lost.to_string()));
         }
-        while let Some(block) = home.shelf.pop(class) {
-            let buffer = PinnedBuffer::new(home.clone(), block.hand_out(), len);
+        while let Some((block, home)) = home.shelf.pop(class) {
+            let buffer = PinnedBuffer::new(home, block.hand_out(), len);
             if buffer.is_pinned() {
                 return Ok(buffer);
             }
@@ -248,7 +248,8 @@ impl PinnedPool {
             home.counts.class(class).staging.subtract(1);
             let Ok(ready) = block.into_ready(&home.driver) else { break };
             let mut evicted = Vec::new();
-            let shelved = home.shelf.push(ready, |other| evicted.push(other));
+            home.clock.tick();
+            let shelved = home.shelf.push(ready, home.clone(), |other| evicted.push(other));
             let kept = matches!(shelved, Placed::Kept);
             if let Placed::Refused(block) = shelved {
                 evicted.push(block);
@@ -365,10 +366,10 @@ impl PinnedPool {
         let Ok(class) = SizeClass::of(min_size) else { return 0 };
         let mut done = 0;
         while done < count
-            && let Some(block) = self.door.pop(class)
+            && let Some((block, home)) = self.door.pop(class)
         {
             let mut evicted = Vec::new();
-            if let Placed::Refused(block) = self.home.shelf.push(block, |other| evicted.push(other)) {
+            if let Placed::Refused(block) = self.home.shelf.push(block, home, |other| evicted.push(other)) {
                 evicted.push(block);
             }
             self.home.let_go(evicted, Why::Cap);

@@ -35,6 +35,8 @@ struct StreamQueue {
     tokens: VecDeque<Token>,
     /// When the present head was first seen pending.
     head_since: Option<Instant>,
+    /// How long heads of this stream are seen pending, on the average of the last few; zero when not known.
+    usual: Duration,
     followers_asked_at: Option<Instant>,
 }
 
@@ -77,6 +79,7 @@ impl Queues {
                         key: used.key,
                         tokens: VecDeque::new(),
                         head_since: None,
+                        usual: Duration::ZERO,
                         followers_asked_at: None,
                     });
                     self.streams.last_mut().expect("just pushed")
@@ -98,12 +101,17 @@ impl Queues {
                     Look::Pending => break,
                 }
             }
+            let moved_on = queue.tokens.len() != before;
+            if moved_on {
+                queue.usual =
+                    queue.head_since.map_or(queue.usual, |since| (queue.usual * 3 + since.elapsed()) / 4);
+            }
             if queue.tokens.is_empty() {
                 queue.head_since = None;
                 continue;
             }
             let now = Instant::now();
-            if queue.tokens.len() != before || queue.head_since.is_none() {
+            if moved_on || queue.head_since.is_none() {
                 queue.head_since = Some(now);
                 queue.followers_asked_at = None;
             }
@@ -114,14 +122,26 @@ impl Queues {
         }
     }
 
-    /// How long the youngest head has been pending; `None` when nothing is waited for.
-    pub(crate) fn youngest_head_age(&self) -> Option<Duration> {
+    /// How long to sleep until the next look; `None` when nothing is waited for.
+    pub(crate) fn nap(&self) -> Option<Duration> {
         let waiting = self.streams.iter().filter(|queue| !queue.tokens.is_empty());
-        waiting.map(|queue| queue.head_since.map_or(Duration::ZERO, |since| since.elapsed())).min()
+        let nap = |queue: &StreamQueue| {
+            nap_at(queue.head_since.map_or(Duration::ZERO, |since| since.elapsed()), queue.usual)
+        };
+        waiting.map(nap).min()
     }
 
     pub(crate) fn clear(&mut self) {
         self.streams.clear();
+    }
+}
+
+/// Half of the way to the usual end, so that a copy which is early is not missed by much; after that end, and where
+/// none is known, in proportion to the age. So a copy costs a handful of looks, however long it takes.
+fn nap_at(age: Duration, usual: Duration) -> Duration {
+    match usual.checked_sub(age) {
+        Some(left) if !left.is_zero() => left / 2,
+        _ => age / 8,
     }
 }
 
@@ -163,6 +183,37 @@ fn look(driver: &Driver, pending: &Pending, token: &Token, failed: &mut impl FnM
         Err(error) => {
             failed(Failure { class: token.class, id: token.id, context: token.context.clone(), error });
             Look::Over
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn looks(takes: Duration, usual: Duration) -> (usize, Duration) {
+        let (mut at, mut looks) = (Duration::ZERO, 0);
+        while at < takes {
+            at += nap_at(at, usual).max(Duration::from_micros(10));
+            looks += 1;
+        }
+        (looks, at - takes)
+    }
+
+    #[test]
+    fn a_copy_that_takes_as_long_as_ever_is_asked_about_seldom_and_found_at_once() {
+        let usual = Duration::from_micros(500);
+        let (count, late) = looks(usual, usual);
+        assert!(count < 10 && late < Duration::from_micros(20), "{count} looks, {late:?} late");
+        let (unknown, _) = looks(usual, Duration::ZERO);
+        assert!(unknown > 2 * count, "{unknown} looks where nothing is known");
+    }
+
+    #[test]
+    fn one_that_takes_another_time_is_found_in_proportion_to_it() {
+        for takes in [100, 300, 700, 5_000].map(Duration::from_micros) {
+            let (_, late) = looks(takes, Duration::from_micros(500));
+            assert!(late <= takes.max(Duration::from_micros(300)) / 2, "{late:?} late after {takes:?}");
         }
     }
 }

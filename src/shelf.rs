@@ -5,25 +5,33 @@
 //! cap stays true, and `pooled_bytes <= cap` holds at every moment.
 //!
 //! Lock order: the budget, then one class.
+//!
+//! A buffer in use keeps its pool alive. That reference is not counted up by every take and down by every drop: whoever
+//! puts a block on a shelf leaves one there, and whoever takes the block off takes it over.
+#![allow(unsafe_code)] // Takes over references that were left behind as a number.
+
+mod stack;
 
 use crate::block::Ready;
 use crate::boundary::Boundary;
 use crate::clock::{Clock, Tick};
 use crate::size_class::{CLASS_COUNT, SizeClass};
 use crate::stats::{Counts, ShelfCounts, Split};
-use crate::sync::{Arc, AtomicU32, Mutex, Ordering, push_reserved_then};
-use std::collections::VecDeque;
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering};
+use stack::{Shelved, Stack};
+use std::sync::Weak;
 use std::time::Duration;
 
 /// Each mapping with advice of its own is one of the process's 65 530 map areas, and drivers stop near
 /// 65 000 registrations; so many blocks at most are kept idle.
 const MAX_POOLED_BLOCKS: usize = 16_384;
 
-/// The shelves of a pool.
+/// The shelves of a pool, and what is kept alive by every block on them.
 #[derive(Debug)]
 #[repr(C)]
-pub(crate) struct Shelf {
+pub(crate) struct Shelf<T> {
     classes: Arc<[ClassShelf]>,
+    owner: Weak<T>,
     budget: Mutex<Budget>,
     counts: Arc<Counts>,
     clock: Arc<Clock>,
@@ -33,15 +41,15 @@ pub(crate) struct Shelf {
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 struct ClassShelf {
-    blocks: Mutex<VecDeque<Shelved>>,
     /// Both written under the lock of `blocks` only, so without atomic read-modify-writes.
     hits: Split,
     /// Pageable and pinned blocks; at most `MAX_POOLED_BLOCKS`, so small numbers do.
     pooled: [AtomicU32; 2],
+    blocks: Mutex<Stack>,
 }
 
 #[cfg(not(loom))]
-const _: () = assert!(std::mem::offset_of!(ClassShelf, pooled) + 8 <= 64, "a hit touches one cache line");
+const _: () = assert!(std::mem::offset_of!(ClassShelf, blocks) == 24, "a hit touches one cache line");
 
 impl ClassShelf {
     /// Blocks here; read without the lock, it may be a moment old.
@@ -57,34 +65,37 @@ impl ClassShelf {
     }
 }
 
-/// A block with what a hit must know of it, so that the block itself is not touched before its user does.
-#[derive(Debug)]
-struct Shelved {
-    block: Ready,
-    pinned: bool,
-    since: Tick,
-}
-
-const _: () = assert!(size_of::<Shelved>() == 16, "the moment lies where padding would");
-
 #[derive(Debug)]
 struct Budget {
     cap_bytes: usize,
     boundary: Boundary,
+    /// No more than this lies on the shelves: what did at the last count, and what was put there since. So most blocks
+    /// are put there without a count.
+    bytes_bound: usize,
+    blocks_bound: usize,
 }
 
-/// The shelves as a take sees them. A pool's handle has one, so that on a cold take the lines of the class, of
-/// the reference count and of the fork word are fetched side by side and not one after the other.
-#[derive(Debug, Clone)]
-pub(crate) struct Door {
+/// The shelves as a take sees them. A pool's handle has one, so that on a cold take the lines of the class and of the
+/// fork word are fetched side by side and not one after the other.
+#[derive(Debug)]
+pub(crate) struct Door<T> {
     classes: Arc<[ClassShelf]>,
+    owner: Weak<T>,
 }
 
-impl Door {
-    /// The most recently shelved block of the class: its pages are the warmest.
+impl<T> Clone for Door<T> {
+    fn clone(&self) -> Self {
+        Self { classes: self.classes.clone(), owner: self.owner.clone() }
+    }
+}
+
+impl<T> Door<T> {
+    /// The most recently shelved block of the class: its pages are the warmest. With the reference that it left behind.
     #[inline]
-    pub(crate) fn pop(&self, class: SizeClass) -> Option<Ready> {
-        pop(&self.classes, class)
+    pub(crate) fn pop(&self, class: SizeClass) -> Option<(Ready, Arc<T>)> {
+        let block = pop(&self.classes, class)?;
+        // SAFETY: the block was on a shelf of this owner, and nobody else has it.
+        Some((block, unsafe { take_over(&self.owner) }))
     }
 }
 
@@ -92,10 +103,24 @@ impl Door {
 fn pop(classes: &[ClassShelf], class: SizeClass) -> Option<Ready> {
     let shelf = &classes[class.index()];
     let mut blocks = shelf.blocks.lock();
-    let Shelved { block, pinned, .. } = blocks.pop_back()?;
+    let (block, pinned) = blocks.pop()?;
     shelf.hits.of(pinned).add_locked();
     shelf.count_pooled(pinned, |count| count - 1);
+    drop(blocks);
+    block.prefetch();
     Some(block)
+}
+
+/// The reference that a block left behind when it was shelved.
+///
+/// # Safety
+///
+/// Called once for every block that is taken off a shelf of this owner.
+#[inline]
+unsafe fn take_over<T>(owner: &Weak<T>) -> Arc<T> {
+    // SAFETY: `Shelf::push` forgot one strong reference to the owner before the block lay on its shelf, so the value is
+    // alive, and this is that reference.
+    unsafe { Arc::from_raw(owner.as_ptr()) }
 }
 
 /// What came of putting a block on its shelf.
@@ -106,25 +131,34 @@ pub(crate) enum Placed {
     Refused(Ready),
 }
 
-impl Shelf {
-    pub(crate) fn new(cap_bytes: usize, counts: Arc<Counts>, clock: Arc<Clock>) -> Self {
+impl<T> Shelf<T> {
+    pub(crate) fn new(cap_bytes: usize, counts: Arc<Counts>, clock: Arc<Clock>, owner: Weak<T>) -> Self {
+        let budget = Budget { cap_bytes, boundary: Boundary::default(), bytes_bound: 0, blocks_bound: 0 };
         Self {
             classes: (0..CLASS_COUNT).map(|_| ClassShelf::default()).collect(),
-            budget: Mutex::new(Budget { cap_bytes, boundary: Boundary::default() }),
+            owner,
+            budget: Mutex::new(budget),
             counts,
             clock,
         }
     }
 
     /// A way to the shelves that follows no other pointer first.
-    pub(crate) fn door(&self) -> Door {
-        Door { classes: self.classes.clone() }
+    pub(crate) fn door(&self) -> Door<T> {
+        Door { classes: self.classes.clone(), owner: self.owner.clone() }
     }
 
     /// See [`Door::pop`].
     #[inline]
-    pub(crate) fn pop(&self, class: SizeClass) -> Option<Ready> {
-        pop(&self.classes, class)
+    pub(crate) fn pop(&self, class: SizeClass) -> Option<(Ready, Arc<T>)> {
+        let block = pop(&self.classes, class)?;
+        Some((block, self.redeem()))
+    }
+
+    /// For a block that was just taken off.
+    fn redeem(&self) -> Arc<T> {
+        // SAFETY: called where a block was just taken off a shelf of this owner, and nowhere else.
+        unsafe { take_over(&self.owner) }
     }
 
     /// Hits and pooled buffers of a class, for the statistics.
@@ -136,37 +170,56 @@ impl Shelf {
         }
     }
 
-    /// Puts a block on its shelf, evicting largest-first until it fits; what was evicted goes to `evicted`.
+    /// Puts a block on its shelf, evicting largest-first until it fits; what was evicted goes to `evicted`. The block
+    /// leaves the reference to its owner there.
     ///
     /// Smaller blocks are not evicted for it: it would be the largest, and so the first to go.
-    pub(crate) fn push(&self, block: Ready, mut evicted: impl FnMut(Ready)) -> Placed {
+    ///
+    /// # Panics
+    ///
+    /// For a reference to another owner.
+    pub(crate) fn push(&self, block: Ready, owner: Arc<T>, evicted: impl FnMut(Ready)) -> Placed {
+        assert!(std::ptr::eq(Arc::as_ptr(&owner), self.owner.as_ptr()), "the block of another pool");
         let (class, pinned) = (block.class(), block.is_pinned());
-        let now = self.clock.now();
         let mut budget = self.budget.lock();
         let Some(room_bytes) = budget.cap_bytes.checked_sub(class.bytes()) else {
             return Placed::Refused(block);
         };
+        let may_be_full = budget.bytes_bound > room_bytes || budget.blocks_bound >= MAX_POOLED_BLOCKS;
+        if may_be_full && !self.make_room(&mut budget, class, pinned, evicted) {
+            return Placed::Refused(block);
+        }
+        budget.bytes_bound = budget.bytes_bound.saturating_add(class.bytes());
+        budget.blocks_bound += 1;
+        // Before anybody can take the block off.
+        std::mem::forget(owner);
+        let shelf = &self.classes[class.index()];
+        let place = Shelved { block, pinned, since: self.clock.recent() };
+        stack::push(&shelf.blocks, place, || shelf.count_pooled(pinned, |count| count + 1));
+        Placed::Kept
+    }
+
+    /// Counts, and evicts until a block of the class fits; false when it cannot.
+    #[cold]
+    fn make_room(
+        &self,
+        budget: &mut Budget,
+        class: SizeClass,
+        pinned: bool,
+        mut evicted: impl FnMut(Ready),
+    ) -> bool {
+        let room_bytes = budget.cap_bytes - class.bytes();
         let mut overflowed = false;
         self.evict_until(room_bytes, MAX_POOLED_BLOCKS - 1, class.index(), |other| {
             overflowed |= other.is_pinned();
             evicted(other);
         });
-        let fits = self.pooled_bytes() <= room_bytes;
+        (budget.bytes_bound, budget.blocks_bound) = (self.pooled_bytes(), self.pooled_blocks());
+        let fits = budget.bytes_bound <= room_bytes;
         if overflowed || (pinned && !fits) {
-            budget.boundary.overflowed(now);
+            budget.boundary.overflowed(self.clock.now());
         }
-        if !fits {
-            return Placed::Refused(block);
-        }
-        let shelf = &self.classes[class.index()];
-        let place = Shelved { block, pinned, since: self.clock.tick_of(now) };
-        push_reserved_then(
-            &shelf.blocks,
-            |blocks| blocks,
-            place,
-            |_| shelf.count_pooled(pinned, |count| count + 1),
-        );
-        Placed::Kept
+        fits
     }
 
     /// Whether a block that is not page-locked yet is worth it: it fits under the cap without pushing
@@ -261,7 +314,8 @@ impl Shelf {
         for (index, shelf) in self.classes.iter().enumerate() {
             let mut next = 0;
             loop {
-                let mut blocks = shelf.blocks.lock();
+                let mut stack = shelf.blocks.lock();
+                let blocks = stack.all();
                 let end = blocks.len().min(next + LOOKS);
                 // Takers take from the other end, and nobody puts any on while the budget is held.
                 let found = (next..end).find(|place| blocks[*place].block.is_stranded());
@@ -273,7 +327,8 @@ impl Shelf {
                     continue;
                 };
                 shelf.count_pooled(pinned, |count| count - 1);
-                drop(blocks);
+                drop(stack);
+                drop(self.redeem());
                 self.counts.class(SizeClass::at(index)).evictions.add(1);
                 evicted(block);
             }
@@ -312,7 +367,7 @@ impl Shelf {
                 continue;
             }
             let is_old = |since: Tick| since.age(now) >= max_age(class);
-            let old = shelf.blocks.lock().partition_point(|shelved| is_old(shelved.since));
+            let old = shelf.blocks.lock().all().partition_point(|shelved| is_old(shelved.since));
             for _ in 0..old.div_ceil(8) {
                 let Some(block) = self.pop_coldest(class, is_old) else { break };
                 self.counts.class(class).aged_out.add(1);
@@ -327,7 +382,7 @@ impl Shelf {
         let used =
             (0..CLASS_COUNT).filter(|index| self.classes[*index].pooled_total() > 0).map(SizeClass::at);
         used.filter_map(|class| {
-            let since = self.classes[class.index()].blocks.lock().front()?.since;
+            let since = self.classes[class.index()].blocks.lock().all().front()?.since;
             Some(max_age(class).saturating_sub(since.age(now)))
         })
         .min()
@@ -368,12 +423,15 @@ impl Shelf {
         if shelf.pooled_total() == 0 {
             return None;
         }
-        let mut blocks = shelf.blocks.lock();
+        let mut stack = shelf.blocks.lock();
+        let blocks = stack.all();
         if !goes(blocks.front()?.since) {
             return None;
         }
         let Shelved { block, pinned, .. } = blocks.pop_front()?;
         shelf.count_pooled(pinned, |count| count - 1);
+        drop(stack);
+        drop(self.redeem());
         Some(block)
     }
 }

@@ -106,6 +106,14 @@ pub(crate) struct ShelfCounts {
 }
 
 impl ClassCounts {
+    /// A dirty prefix is zero again; gives the time that it took.
+    pub(crate) fn zeroed(&self, job: crate::zero::Job) -> Duration {
+        self.zeroed_bytes.add(job.bytes() as u64);
+        let elapsed = job.finish();
+        self.zero_ns.add(elapsed.as_nanos() as u64);
+        elapsed
+    }
+
     /// Blocks given to callers besides hits, by kind.
     fn given_beside_hits(&self, pinned: bool) -> u64 {
         self.harvested.of(pinned).read().wrapping_add(self.misses.of(pinned).read())

@@ -80,7 +80,7 @@ impl Returned {
     pub(crate) fn settle(mut self, driver: &Driver, proof: Proof) -> Quiescent {
         for used in std::mem::take(&mut self.0.uses) {
             match proof {
-                Proof::EventsComplete => events::recycle(used),
+                Proof::EventsComplete => events::keep(&mut self.0.spare, used),
                 Proof::ContextsIdle | Proof::NothingOutstanding => events::discard(driver, used),
             }
         }
@@ -92,6 +92,9 @@ impl Returned {
 
     /// Leaks the block with its events; the caller counts it.
     pub(crate) fn quarantine(mut self) {
+        if let Some(spare) = self.0.spare.take() {
+            spare.give_back();
+        }
         self.0.pages.leak();
         std::mem::forget(self.0);
     }

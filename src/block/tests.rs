@@ -10,16 +10,18 @@ fn fresh(bytes: usize) -> Out {
 #[test]
 fn only_the_dirty_prefix_is_zeroed_and_only_then_is_it_ready() {
     let driver = Driver::host_only();
-    let mut out = fresh(4 << 20);
-    out.slice_mut(4 << 20).fill(9);
-    let returned = out.give_back((1 << 20) + 5, None, 0, 0);
+    let (whole, dirty) = (4 * zero::STEP_BYTES, zero::STEP_BYTES + 5);
+    let mut out = fresh(whole);
+    out.slice_mut(whole).fill(9);
+    let returned = out.give_back(dirty, None, 0, 0);
     let quiescent = returned.settle(&driver, Proof::NothingOutstanding);
     let mut quiescent = quiescent.into_ready(&driver).expect_err("dirty");
-    while quiescent.zero_step(&driver, (1 << 20) + 5) > 0 {}
+    let mut job = zero::Job::of(dirty);
+    while quiescent.zero_step(&driver, &mut job) > 0 {}
     let out = quiescent.into_ready(&driver).expect("clean").hand_out();
-    let bytes = out.slice(4 << 20);
-    assert!(bytes[..(1 << 20) + 5].iter().all(|byte| *byte == 0));
-    assert!(bytes[(1 << 20) + 5..].iter().all(|byte| *byte == 9), "bytes beyond the prefix are not touched");
+    let bytes = out.slice(whole);
+    assert!(bytes[..dirty].iter().all(|byte| *byte == 0));
+    assert!(bytes[dirty..].iter().all(|byte| *byte == 9), "bytes beyond the prefix are not touched");
     let retiring = out.give_back(0, None, 0, 0).settle(&driver, Proof::NothingOutstanding).retire();
     assert!(matches!(retiring.release(&driver), Released::Pageable));
 }

@@ -30,6 +30,13 @@ impl Flags {
         self.0.load(Ordering::Relaxed) & flags != 0
     }
 
+    /// As [`Self::add`], through the one reference, and so without an atomic read-modify-write.
+    #[inline]
+    pub(super) fn set(&mut self, flags: u32) {
+        let now = self.0.load(Ordering::Relaxed);
+        self.0.store(now | flags, Ordering::Relaxed);
+    }
+
     pub(super) fn add(&self, flags: u32) {
         self.0.fetch_or(flags, Ordering::Relaxed);
     }

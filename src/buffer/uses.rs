@@ -8,7 +8,7 @@ use crate::context_end;
 use crate::contexts::Context;
 use crate::driver::{Driver, Severity};
 use crate::error::{CallError, Error};
-use crate::events::{self, with_relaxed_capture};
+use crate::events::{self, Spare, with_relaxed_capture};
 use crate::home::Home;
 use crate::notes::{self, Note, Notes, nap_until};
 use crate::report::{Kind, say, say_failure};
@@ -35,24 +35,29 @@ impl PinnedBuffer {
             return Err(Error::ForkedChild);
         }
         let block = block.as_mut().expect(GONE);
-        flags.add(RECORDED);
+        flags.set(RECORDED);
         let result = stream.with_stream_ref(|stream| {
             let pool = home.driver.api().identity();
             if stream.driver != pool {
                 return Err(pool.refusal(stream.driver));
             }
             home.captures.show(stream);
-            let record = || {
-                let context = home.contexts.of_stream(&home.driver, stream);
-                (events::record(&home.driver, context.clone(), stream), context)
+            let mut spare = block.take_spare(stream.context).map(Spare::split);
+            let mut record = || {
+                let (context, event) = match spare.take() {
+                    Some((context, event)) => (context, Some(event)),
+                    None => (home.contexts.of_stream(&home.driver, stream), None),
+                };
+                events::record(&home.driver, context, event, stream)
             };
             let used = match record() {
                 // Another context has its handle now, in which the events of the old one mean nothing.
-                (Err(Error::Driver(error)), context) if context_end::has_ended(home, &context, &error) => {
-                    record().0
+                Err((Error::Driver(error), context)) if context_end::has_ended(home, &context, &error) => {
+                    record()
                 }
-                (recorded, _) => recorded,
+                recorded => recorded,
             }
+            .map_err(|(error, _)| error)
             .inspect_err(|error| {
                 if *error == Error::Capturing {
                     captured::note(home, block, flags, stream, CAPTURED);
@@ -278,7 +283,7 @@ impl PinnedBuffer {
         // Whether pending or not, an event of a failed record says nothing.
         let failed = self.block().fate() == Fate::RecordFailed;
         for used in self.block_mut().take_uses() {
-            if failed { events::discard(&self.home.driver, used) } else { events::recycle(used) }
+            if failed { events::discard(&self.home.driver, used) } else { self.block_mut().recycle(used) }
         }
         // Every context was waited for, once: not again at each access.
         let block = self.block_mut();

@@ -1,6 +1,6 @@
 //! What the cleaner does with nothing to do: it naps, or sleeps.
 
-use super::{Cleaner, NAP_MAX, NAP_MIN};
+use super::{Cleaner, IDLE_NAP_MIN, NAP_MAX, NAP_MIN};
 use crate::context_end;
 use crate::sync::Instant;
 use std::time::Duration;
@@ -15,9 +15,9 @@ impl Cleaner {
         }
         let longest = self.home.sleepers.next_wake().map_or(NAP_MAX, |due| due.clamp(NAP_MIN, NAP_MAX));
         let comes_back = self.release.has_backlog() || self.contexts.has_backlog() || self.is_ending();
-        if let Some(age) = self.queues.youngest_head_age() {
+        if let Some(nap) = self.queues.nap() {
             self.idle_since = None;
-            self.home.bell.nap((age / 8).clamp(NAP_MIN, longest));
+            self.home.bell.nap(nap.clamp(NAP_MIN, longest));
         } else if comes_back || self.home.sleepers.any() {
             self.home.bell.nap(longest);
         } else {
@@ -28,7 +28,7 @@ impl Cleaner {
     fn rest_idle(&mut self) {
         let now = Instant::now();
         let since = *self.idle_since.get_or_insert_with(|| {
-            self.idle_nap = NAP_MIN;
+            self.idle_nap = IDLE_NAP_MIN;
             now
         });
         if now - since < AWAKE_WHILE_IDLE {

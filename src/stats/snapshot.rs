@@ -82,7 +82,7 @@ pub struct Stats {
     pub peak_registered_bytes: usize,
     /// Bytes re-zeroed, by the cleaner and by harvesting takers.
     pub zeroed_bytes: u64,
-    /// Time spent re-zeroing.
+    /// Time spent re-zeroing; prefixes below 16 KiB are not timed.
     pub zero_time: Duration,
     /// Time spent page-locking, faulting pages in included.
     pub register_time: Duration,
@@ -152,7 +152,7 @@ pub struct ClassStats {
     pub wait_failures: u64,
     /// Bytes re-zeroed.
     pub zeroed_bytes: u64,
-    /// Time spent re-zeroing.
+    /// Time spent re-zeroing; prefixes below 16 KiB are not timed.
     pub zero_time: Duration,
     /// Time spent page-locking, faulting pages in included.
     pub register_time: Duration,

@@ -1,0 +1,165 @@
+//! The blocks of one class in the order in which they were shelved; the last few lie beside the lock.
+//!
+//! A cold take pays for every cache line that it has to wait for. So the top of the stack is in the line of the lock
+//! itself, and only a taker that comes several times in a row goes to the queue behind it.
+
+use crate::block::Ready;
+use crate::clock::Tick;
+use crate::sync::Mutex;
+use std::collections::VecDeque;
+
+/// As many as fit into the line.
+const TOP: usize = 3;
+
+/// A block with what a hit must know of it, so that the block itself is not touched before its user does.
+#[derive(Debug)]
+pub(super) struct Shelved {
+    pub(super) block: Ready,
+    pub(super) pinned: bool,
+    pub(super) since: Tick,
+}
+
+const _: () = assert!(size_of::<Shelved>() == 16, "the moment lies where padding would");
+
+/// Laid out as written: what a pop touches comes first.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub(super) struct Stack {
+    /// Filled from the start; the last filled one is the top.
+    top: [Option<Ready>; TOP],
+    filled: u8,
+    /// Bit `n`: `top[n]` is page-locked.
+    pinned: u8,
+    since: [Tick; TOP],
+    /// What was shelved before; its front lay longest. Always has room for the top.
+    rest: VecDeque<Shelved>,
+}
+
+impl Stack {
+    /// The block that was shelved last, and whether it is page-locked.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<(Ready, bool)> {
+        if self.filled == 0 {
+            self.refill();
+        }
+        let place = self.filled.checked_sub(1)?;
+        self.filled = place;
+        let block = self.top[usize::from(place)].take()?;
+        Some((block, self.pinned >> place & 1 != 0))
+    }
+
+    #[cold]
+    fn refill(&mut self) {
+        let moved = self.rest.len().min(TOP);
+        for place in (0..moved).rev() {
+            if let Some(Shelved { block, pinned, since }) = self.rest.pop_back() {
+                self.put(place, block, pinned, since);
+            }
+        }
+        self.filled = moved as u8;
+    }
+
+    fn put(&mut self, place: usize, block: Ready, pinned: bool, since: Tick) {
+        self.top[place] = Some(block);
+        self.pinned = self.pinned & !(1 << place) | u8::from(pinned) << place;
+        self.since[place] = since;
+    }
+
+    /// Appends; the queue has room for it, which [`push`] saw to.
+    fn push(&mut self, shelved: Shelved) {
+        let Shelved { block, pinned, since } = shelved;
+        if usize::from(self.filled) == TOP {
+            self.settle();
+        }
+        self.put(usize::from(self.filled), block, pinned, since);
+        self.filled += 1;
+    }
+
+    /// All blocks, those that lay longest first.
+    pub(super) fn all(&mut self) -> &mut VecDeque<Shelved> {
+        self.settle();
+        &mut self.rest
+    }
+
+    /// Moves the top to the queue; the next pop gets it back.
+    fn settle(&mut self) {
+        for place in 0..usize::from(self.filled) {
+            if let Some(block) = self.top[place].take() {
+                let pinned = self.pinned >> place & 1 != 0;
+                self.rest.push_back(Shelved { block, pinned, since: self.since[place] });
+            }
+        }
+        self.filled = 0;
+    }
+
+    /// Whether one more fits without growing.
+    fn has_room(&self) -> bool {
+        self.rest.capacity() - self.rest.len() > usize::from(self.filled)
+    }
+}
+
+/// Appends, and runs `then` under the same lock. The queue grows outside the lock, since takers want it.
+#[inline]
+pub(super) fn push(lock: &Mutex<Stack>, shelved: Shelved, then: impl FnOnce()) {
+    let mut spare: VecDeque<Shelved> = VecDeque::new();
+    loop {
+        let mut stack = lock.lock();
+        let in_use = stack.rest.len() + TOP;
+        if !stack.has_room() && spare.capacity() > in_use {
+            spare.append(&mut stack.rest);
+            std::mem::swap(&mut stack.rest, &mut spare);
+        }
+        if stack.has_room() {
+            stack.push(shelved);
+            then();
+            // The outgrown storage, if any, is freed after the lock.
+            drop(stack);
+            return;
+        }
+        drop(stack);
+        spare = VecDeque::with_capacity((in_use * 2).max(16));
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::block::Out;
+    use crate::clock::Clock;
+    use crate::driver::Driver;
+    use crate::pages::Pages;
+    use crate::size_class::SizeClass;
+
+    fn ready() -> Ready {
+        let class = SizeClass::of(1).unwrap();
+        let out = Out::fresh(Pages::map(class.bytes()).unwrap(), class);
+        out.never_handed_out().into_ready(&Driver::host_only()).unwrap()
+    }
+
+    /// Against a plain list, with the sizes that go over the top and back, and the whole looked at in between.
+    #[test]
+    fn it_gives_what_a_plain_list_would() {
+        let clock = Clock::default();
+        let lock = Mutex::new(Stack::default());
+        let mut list: Vec<(usize, bool)> = Vec::new();
+        let mut random = 7u32;
+        for step in 0..2_000u32 {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let choice = random >> 28;
+            if choice < 8 || (choice < 9 && list.len() < 3) {
+                let (block, pinned) = (ready(), step % 3 == 0);
+                let address = block.address();
+                push(&lock, Shelved { block, pinned, since: clock.tick() }, || list.push((address, pinned)));
+            } else if choice < 15 {
+                let popped = lock.lock().pop();
+                assert_eq!(popped.as_ref().map(|(block, pinned)| (block.address(), *pinned)), list.pop());
+                popped.map(|(block, _)| block.retire().release(&Driver::host_only()));
+            } else {
+                let mut stack = lock.lock();
+                let all: Vec<_> = stack.all().iter().map(|one| (one.block.address(), one.pinned)).collect();
+                assert_eq!(all, list);
+            }
+        }
+        assert!(list.len() > TOP, "it grew: {}", list.len());
+    }
+}
