@@ -26,7 +26,6 @@ use crate::events::{self, Spare, Use};
 pub(crate) use crate::fate::{Fate, Proof};
 use crate::holds::BlockHolds;
 use crate::notes::Notes;
-use crate::os::prefetch;
 use crate::pages::Pages;
 use crate::regions;
 use crate::size_class::SizeClass;
@@ -346,12 +345,6 @@ impl Quiescent {
 }
 
 impl Ready {
-    /// Fetches what the caller is about to touch, without waiting for it: the cleaner's core had it last.
-    #[inline]
-    pub(crate) fn prefetch(&self) {
-        prefetch(&*self.0);
-    }
-
     #[cfg(test)]
     pub(crate) fn address(&self) -> usize {
         self.0.pages.base()

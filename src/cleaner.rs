@@ -41,7 +41,7 @@ const NAP_MIN: Duration = Duration::from_micros(10);
 /// So that a return is never ignored for longer: half of what a caller may be told.
 const NAP_MAX: Duration = Duration::from_micros(500);
 /// The first nap with nothing pending; whoever cannot wait harvests.
-const IDLE_NAP_MIN: Duration = Duration::from_micros(20);
+const IDLE_NAP_MIN: Duration = Duration::from_micros(50);
 
 /// Starts the thread; `None` when the system refuses.
 pub(crate) fn start(home: &Arc<Home>) -> Option<thread::JoinHandle<()>> {

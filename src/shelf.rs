@@ -106,8 +106,6 @@ fn pop(classes: &[ClassShelf], class: SizeClass) -> Option<Ready> {
     let (block, pinned) = blocks.pop()?;
     shelf.hits.of(pinned).add_locked();
     shelf.count_pooled(pinned, |count| count - 1);
-    drop(blocks);
-    block.prefetch();
     Some(block)
 }
 
