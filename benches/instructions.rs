@@ -83,10 +83,10 @@ fn count(function: &str) -> Result<u64, String> {
 
 fn run(function: &str) {
     match function {
-        "counted_takes" => host(|pool, taken| counted_takes(pool, taken), |taken| taken.clear()),
+        "counted_takes" => host(counted_takes, Vec::clear),
         "counted_drops" => host(take_all, counted_drops),
         "counted_harvests" => harvests(),
-        "counted_records" => records(counted_records, |taken| taken.clear()),
+        "counted_records" => records(counted_records, Vec::clear),
         "counted_recorded_drops" => records(record_all, counted_recorded_drops),
         other => panic!("there is no path {other:?}"),
     }

@@ -96,14 +96,14 @@ impl Rates {
         let cost = |way: Way| self.cost[way as usize].load(Ordering::Relaxed);
         let (plain, streamed) = (cost(Way::Plain), cost(Way::NonTemporal));
         if jobs < TRIALS || plain == 0 || streamed == 0 {
-            return if jobs % 2 == 0 { Way::Plain } else { Way::NonTemporal };
+            return if jobs.is_multiple_of(2) { Way::Plain } else { Way::NonTemporal };
         }
         // Near a draw plain: its lines are warm for the next fill.
         let (faster, slower) = match streamed < plain - plain / 8 {
             true => (Way::NonTemporal, Way::Plain),
             false => (Way::Plain, Way::NonTemporal),
         };
-        if jobs % ONE_OF == ONE_OF - 1 { slower } else { faster }
+        if jobs.wrapping_add(1).is_multiple_of(ONE_OF) { slower } else { faster }
     }
 
     /// A better time counts at once, a worse one little by little: the thread may just have lost its core.
