@@ -70,11 +70,6 @@ pub(crate) fn find_returned(home: &Arc<Home>, class: SizeClass, zeroed: bool) ->
     }
 }
 
-/// A block of the class whose work is done, zeroed unless its bytes do not matter to the caller.
-pub(crate) fn harvest(home: &Arc<Home>, class: SizeClass, zeroed: bool) -> Option<Out> {
-    Search::new(home, zeroed).harvest(class)
-}
-
 struct Search<'a> {
     home: &'a Arc<Home>,
     zeroed: bool,
@@ -88,6 +83,7 @@ impl<'a> Search<'a> {
         Self { home, zeroed, queries_left: QUERIES_MAX, device_in_use: home.device_in_use() }
     }
 
+    /// A block of the class whose work is done, zeroed unless its bytes do not matter to the caller.
     fn harvest(&mut self, class: SizeClass) -> Option<Out> {
         let block = self.in_pending(class).or_else(|| self.in_inbox(class))?;
         Some(hand_out(self.home, block, self.zeroed))
@@ -229,7 +225,8 @@ mod tests {
         home.inbox.push(class, block);
         // The cleaner has just looked at the flags, and comes to the class too late.
         assert_eq!(home.inbox.take_flags().count(), 1);
-        assert!(harvest(&home, class, true).is_none(), "more to zero than a taker may");
+        let mut search = Search::new(&home, true);
+        assert!(search.harvest(class).is_none(), "more to zero than a taker may");
         assert!(home.inbox.pop(class).is_none());
         assert!(home.inbox.has_arrivals(), "nobody would look for the block again");
         assert_eq!(STARTS.load(Ordering::SeqCst), 1, "a cleaner that went to sleep meanwhile is not woken");

@@ -12,7 +12,7 @@ pub use report::ShutdownReport;
 use crate::block::Out;
 use crate::buffer::PinnedBuffer;
 use crate::error::Error;
-use crate::harvest::{find_returned, harvest};
+use crate::harvest::find_returned;
 use crate::home::Home;
 use crate::os::ForkWord;
 use crate::registrar::{self, NotRegistered};
@@ -200,7 +200,7 @@ impl PinnedPool {
             }
             // Pooled while nothing could be pinned; its return page-locks it.
         }
-        if let Some(block) = harvest(home, class, true) {
+        if let Some(block) = find_returned(home, class, true) {
             let buffer = PinnedBuffer::new(home.clone(), block, len);
             if buffer.is_pinned() {
                 return Ok(buffer);

@@ -22,4 +22,16 @@ models! {
     only_one_of_two_first_returns_starts_the_thread;
 
     a_returned_buffer_is_there_for_the_next_take;
+    a_buffer_whose_work_is_done_is_there_for_the_next_take;
+    no_buffer_is_given_out_while_the_device_uses_it;
+    two_takers_never_share_a_buffer;
+    a_drop_during_a_shutdown_is_dealt_with;
+    two_shutdowns_at_once_are_both_obeyed;
+    a_closed_pool_keeps_nothing_and_ends_its_threads;
+    a_drain_waits_for_everything_returned_before_it;
+    what_a_caller_evicts_is_unregistered_and_freed;
+    no_context_wide_wait_is_made_while_they_are_held;
+    a_waiting_task_is_always_woken;
+    a_waiting_task_is_woken_in_spite_of_a_shutdown;
+    a_held_cleaner_does_nothing_and_goes_on_afterwards;
 }

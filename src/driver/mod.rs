@@ -48,7 +48,7 @@ pub(crate) use severity::Severity;
 
 use crate::error::{CallError, Error};
 use crate::os::page_bytes;
-use memory::DriverMemory;
+pub(crate) use memory::DriverMemory;
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};

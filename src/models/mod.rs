@@ -2,18 +2,28 @@
 //! interleavings by loom. What each promises, and the planted fault that it was seen to find, stands there.
 #![allow(missing_docs)] // Only under `cfg(loom)`, where nobody but that test looks.
 
+mod device;
 mod wake;
 mod whole;
 
 pub use wake::*;
 pub use whole::*;
 
-use crate::sync::{Arc, Instant, Ordering, fixed};
+use crate::sync::{Arc, Instant, Ordering, fixed, thread};
 
 /// Runs every interleaving with at most `preemptions` switches away from a thread that could go on.
 ///
 /// Where a model is small enough, `None`: all of them.
 fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    run(preemptions, false, model);
+}
+
+/// As [`check`], for a model with more than four threads besides its first, of which fewer live at a time.
+fn check_with_threads_used_again(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+    run(preemptions, true, model);
+}
+
+fn run(preemptions: Option<usize>, threads_are_used_again: bool, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
     builder.max_branches = 20_000;
@@ -23,7 +33,9 @@ fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     builder.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
         Instant::reset();
+        thread::begin(threads_are_used_again);
         model();
+        thread::end();
     });
     let runs = runs.load(Ordering::Relaxed);
     eprintln!("{runs} interleavings, preemptions {preemptions:?}, {:.1?}", started.elapsed());

@@ -1,15 +1,41 @@
-//! Models of a whole pool.
+//! Models of a whole pool: its cleaner and its lanes are the real threads.
 
-use super::check;
+use super::device::{Device, Stream};
+use super::{check, check_with_threads_used_again};
+use crate::buffer::PinnedBuffer;
 use crate::driver::Driver;
-use crate::pool::PinnedPool;
+use crate::home::Home;
+use crate::pool::{PinnedPool, PoolBuilder};
+use crate::sync::{Arc, AtomicBool, Instant, Ordering, thread};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
 const FOREVER: Duration = Duration::from_secs(1 << 30);
 
+fn builder(driver: Driver) -> PoolBuilder {
+    PinnedPool::builder().driver(driver).harvest_wait_limit(FOREVER).shutdown_timeout(FOREVER)
+}
+
 fn pool(driver: Driver) -> PinnedPool {
-    let builder = PinnedPool::builder().driver(driver).harvest_wait_limit(FOREVER).shutdown_timeout(FOREVER);
-    builder.build().expect("valid settings")
+    builder(driver).build().expect("valid settings")
+}
+
+/// Takes a page-locked buffer and uses it on the device, which is done with it at its `finish`.
+fn take_and_use(pool: &PinnedPool, device: &Device) -> PinnedBuffer {
+    let mut buffer = pool.take_pinned(1).expect("the device pins");
+    device.next_record_uses(buffer.as_ptr() as usize);
+    buffer.record_last_use(&Stream).expect("the device records");
+    buffer
+}
+
+/// Ends the pool for good, and checks that nothing is left.
+fn end(pool: &PinnedPool) {
+    let report = pool.shutdown();
+    assert!(report.completed, "{report:?}");
+    let stats = pool.stats();
+    assert!(stats.is_balanced(), "{stats:?}");
+    assert_eq!((stats.pooled_buffers, stats.queued_buffers, stats.retiring_bytes), (0, 0, 0), "{stats:?}");
+    assert_eq!((stats.registered_bytes, stats.quarantined_bytes), (0, 0), "{stats:?}");
 }
 
 pub fn a_returned_buffer_is_there_for_the_next_take() {
@@ -17,8 +43,225 @@ pub fn a_returned_buffer_is_there_for_the_next_take() {
         let pool = pool(Driver::host_only());
         drop(pool.take(1));
         drop(pool.take(1));
-        let report = pool.shutdown();
-        assert!(report.completed);
-        assert_eq!(pool.stats().misses, 1);
+        assert_eq!(pool.stats().misses, 1, "a take mapped fresh memory while its buffer was on its way");
+        end(&pool);
+    });
+}
+
+pub fn a_buffer_whose_work_is_done_is_there_for_the_next_take() {
+    check(Some(1), || {
+        let device = Device::new();
+        let pool = pool(device.driver());
+        drop(take_and_use(&pool, &device));
+        device.finish();
+        drop(take_and_use(&pool, &device));
+        assert_eq!(pool.stats().misses, 1, "a take mapped fresh memory while its buffer was on its way");
+        device.finish();
+        end(&pool);
+        assert_eq!(device.registered_bytes(), 0);
+    });
+}
+
+pub fn no_buffer_is_given_out_while_the_device_uses_it() {
+    check(Some(1), || {
+        let device = Device::new();
+        let pool = pool(device.driver());
+        drop(take_and_use(&pool, &device));
+        let finisher = {
+            let device = device.clone();
+            thread::spawn(move || device.finish())
+        };
+        // Each hands out or zeroes, which the device checks against what it uses.
+        drop(take_and_use(&pool, &device));
+        let buffer = take_and_use(&pool, &device);
+        finisher.join().unwrap();
+        drop(buffer);
+        device.finish();
+        end(&pool);
+    });
+}
+
+pub fn two_takers_never_share_a_buffer() {
+    check(Some(1), || {
+        let pool = pool(Driver::host_only());
+        drop(pool.take(1));
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || pool.take(1))
+        };
+        let mine = pool.take(1);
+        let others = other.join().unwrap();
+        assert_ne!(mine.as_ptr(), others.as_ptr());
+        drop((mine, others));
+        end(&pool);
+    });
+}
+
+pub fn a_drop_during_a_shutdown_is_dealt_with() {
+    check_with_threads_used_again(Some(1), || {
+        let pool = pool(Driver::host_only());
+        drop(pool.take(1));
+        let buffer = pool.take(2);
+        let other = thread::spawn(move || drop(buffer));
+        assert!(pool.shutdown().completed);
+        other.join().unwrap();
+        // Whether a thread was still there for it or a new one was started.
+        assert!(pool.drain(FOREVER));
+        let stats = pool.stats();
+        assert_eq!((stats.queued_buffers, stats.quarantined_bytes), (0, 0), "{stats:?}");
+        end(&pool);
+    });
+}
+
+pub fn two_shutdowns_at_once_are_both_obeyed() {
+    check_with_threads_used_again(Some(1), || {
+        let pool = pool(Driver::host_only());
+        drop(pool.take(1));
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || assert!(pool.shutdown().completed))
+        };
+        assert!(pool.shutdown().completed);
+        other.join().unwrap();
+        end(&pool);
+    });
+}
+
+fn wait_for_the_end(home: &Home) {
+    let is_over = || home.bell.is_stopped() && home.stats().queued_buffers == 0;
+    assert!(home.progress.wait_until(None, is_over));
+}
+
+pub fn a_closed_pool_keeps_nothing_and_ends_its_threads() {
+    check_with_threads_used_again(Some(1), || {
+        let pool = pool(Driver::host_only());
+        let (kept, dropped) = (pool.take(1), pool.take(1));
+        let home = kept.home().clone();
+        drop(dropped);
+        let other = thread::spawn(move || drop(kept));
+        drop(pool); // the last handle
+        other.join().unwrap();
+        wait_for_the_end(&home);
+        let stats = home.stats();
+        assert_eq!((stats.pooled_buffers, stats.quarantined_bytes), (0, 0), "{stats:?}");
+    });
+}
+
+pub fn a_drain_waits_for_everything_returned_before_it() {
+    check(Some(2), || {
+        let pool = pool(Driver::host_only());
+        let (mine, others) = (pool.take(1), pool.take(2));
+        let other = thread::spawn(move || drop(others));
+        drop(mine);
+        assert!(pool.drain(FOREVER));
+        let queued = |class: usize| pool.stats().classes.get(class).map_or(0, |class| class.queued_buffers);
+        assert_eq!(queued(0), 0, "returned before the drain and not dealt with");
+        other.join().unwrap();
+        assert!(pool.drain(FOREVER));
+        assert_eq!(queued(1), 0, "returned before the drain and not dealt with");
+        end(&pool);
+    });
+}
+
+pub fn what_a_caller_evicts_is_unregistered_and_freed() {
+    check_with_threads_used_again(Some(1), || {
+        let device = Device::new();
+        let pool = pool(device.driver());
+        assert_eq!(pool.prewarm(1, 1).expect("the device pins"), 1);
+        // The cleaner is about to park, or parked, or not there.
+        drop(pool.take(2));
+        pool.set_max_pooled_bytes(0);
+        let retired = || pool.stats().retiring_bytes == 0;
+        let home = pool.take(1).home().clone();
+        assert!(home.progress.wait_until(None, retired));
+        end(&pool);
+        assert_eq!(device.registered_bytes(), 0);
+    });
+}
+
+pub fn no_context_wide_wait_is_made_while_they_are_held() {
+    check_with_threads_used_again(Some(1), || {
+        let device = Device::new();
+        let pool = pool(device.driver());
+        // Without a record, so that it takes such a wait.
+        drop(pool.take_pinned(1).expect("the device pins"));
+        let hold = pool.hold_context_waits();
+        device.must_not_synchronize.store(true, Ordering::SeqCst);
+        thread::yield_now();
+        device.must_not_synchronize.store(false, Ordering::SeqCst);
+        drop(hold);
+        assert!(pool.drain(FOREVER));
+        end(&pool);
+    });
+}
+
+/// A task's waker: a flag and the thread that looks at it.
+struct Task {
+    is_woken: AtomicBool,
+    thread: thread::Thread,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        // Not a store, which loom does not order against the other side's `swap`.
+        self.is_woken.swap(true, Ordering::SeqCst);
+        self.thread.unpark();
+    }
+}
+
+impl Task {
+    fn of_this_thread() -> Arc<Self> {
+        Arc::new(Self { is_woken: AtomicBool::new(false), thread: thread::current() })
+    }
+
+    fn sleep(&self) {
+        while !self.is_woken.swap(false, Ordering::SeqCst) {
+            thread::park();
+        }
+    }
+}
+
+pub fn a_waiting_task_is_always_woken() {
+    check(Some(2), || {
+        let pool = pool(Driver::host_only());
+        let home = pool.take(1).home().clone(); // the drop starts the cleaner
+        let task = Task::of_this_thread();
+        let waker = Waker::from(task.clone());
+        for _ in 0..2 {
+            home.wake_at(1, Instant::now() + Duration::from_micros(20), &waker);
+            task.sleep();
+        }
+        end(&pool);
+    });
+}
+
+pub fn a_waiting_task_is_woken_in_spite_of_a_shutdown() {
+    check(Some(1), || {
+        let pool = pool(Driver::host_only());
+        let home = pool.take(1).home().clone();
+        let other = {
+            let pool = pool.clone();
+            thread::spawn(move || assert!(pool.shutdown().completed))
+        };
+        let task = Task::of_this_thread();
+        home.wake_at(1, Instant::now() + Duration::from_micros(20), &Waker::from(task.clone()));
+        task.sleep();
+        other.join().unwrap();
+        end(&pool);
+    });
+}
+
+pub fn a_held_cleaner_does_nothing_and_goes_on_afterwards() {
+    check(Some(1), || {
+        let pool = pool(Driver::host_only());
+        drop(pool.take(1));
+        let home = pool.take(2).home().clone();
+        home.hold_cleaner();
+        let before = pool.stats();
+        thread::yield_now();
+        assert_eq!(pool.stats(), before, "the cleaner works while it is held");
+        home.release_cleaner();
+        assert!(pool.drain(FOREVER));
+        end(&pool);
     });
 }

@@ -44,6 +44,9 @@ macro_rules! atomic {
                 success: Ordering,
                 failure: Ordering,
             ) -> Result<$value, $value> {
+                if failure == Ordering::SeqCst {
+                    fence(failure); // One that fails is a load.
+                }
                 self.0.compare_exchange(now, new, success, failure)
             }
             pub(crate) fn fetch_update(
@@ -237,10 +240,78 @@ impl Sub for Instant {
 }
 
 /// Threads of a model, with the park token as std describes it.
+///
+/// loom has five threads and never one more. A model that needs more, one after the other, has a thread whose body
+/// is over wait for another; that costs interleavings, so others go without.
 pub(crate) mod thread {
-    use super::{AtomicBool, Condvar, Duration, Mutex, Ordering, time_passes};
-    pub(crate) use loom::thread::{ThreadId, yield_now};
+    use super::{Condvar, Duration, Mutex, time_passes};
+    use crate::sync::fixed;
+    pub(crate) use loom::thread::yield_now;
+    use std::cell::{Cell, RefCell};
+    use std::collections::VecDeque;
     use std::sync::Arc;
+
+    type Body = Box<dyn FnOnce() + Send>;
+
+    #[derive(Default)]
+    struct Workers {
+        state: Mutex<State>,
+        changed: Condvar,
+    }
+
+    #[derive(Default)]
+    struct State {
+        bodies: VecDeque<Body>,
+        made: usize,
+        idle: usize,
+        is_over: bool,
+    }
+
+    thread_local! {
+        /// Of the model that this thread runs, where its threads are used again.
+        static WORKERS: RefCell<Option<Arc<Workers>>> = const { RefCell::new(None) };
+        static BODIES_NAMED: Cell<u64> = const { Cell::new(0) };
+    }
+
+    loom::thread_local! {
+        static CURRENT: RefCell<Thread> = RefCell::new(Thread::new());
+    }
+
+    /// Before a model's first thread.
+    pub(crate) fn begin(threads_are_used_again: bool) {
+        WORKERS.set(threads_are_used_again.then(Arc::default));
+        BODIES_NAMED.set(0);
+    }
+
+    /// Waits until every thread of the model has ended, which loom does by itself for those that are used once.
+    /// One that never ends is a deadlock to it.
+    pub(crate) fn end() {
+        let Some(workers) = WORKERS.take() else { return };
+        let mut state = workers.state.lock();
+        while state.idle < state.made {
+            workers.changed.wait(&mut state);
+        }
+        state.is_over = true;
+        drop(state);
+        workers.changed.notify_all();
+    }
+
+    fn work(workers: &Workers, first: Body) {
+        let mut body = Some(first);
+        while let Some(run) = body.take() {
+            run();
+            let mut state = workers.state.lock();
+            state.idle += 1;
+            workers.changed.notify_all();
+            loop {
+                body = state.bodies.pop_front();
+                if body.is_some() || state.is_over {
+                    break;
+                }
+                workers.changed.wait(&mut state);
+            }
+        }
+    }
 
     #[derive(Debug, Default)]
     struct Parker {
@@ -248,9 +319,8 @@ pub(crate) mod thread {
         given: Condvar,
     }
 
-    loom::thread_local! {
-        static PARKER: Arc<Parker> = Arc::default();
-    }
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub(crate) struct ThreadId(u64);
 
     /// A handle to wake a thread by.
     #[derive(Debug, Clone)]
@@ -260,6 +330,10 @@ pub(crate) mod thread {
     }
 
     impl Thread {
+        fn new() -> Self {
+            Self { id: ThreadId(BODIES_NAMED.replace(BODIES_NAMED.get() + 1)), parker: Arc::default() }
+        }
+
         pub(crate) fn id(&self) -> ThreadId {
             self.id
         }
@@ -271,11 +345,11 @@ pub(crate) mod thread {
     }
 
     pub(crate) fn current() -> Thread {
-        Thread { id: loom::thread::current().id(), parker: PARKER.with(Arc::clone) }
+        CURRENT.with(|current| current.borrow().clone())
     }
 
     pub(crate) fn park() {
-        let parker = PARKER.with(Arc::clone);
+        let parker = current().parker;
         let mut token = parker.token.lock();
         while !*token {
             parker.given.wait(&mut token);
@@ -285,7 +359,7 @@ pub(crate) mod thread {
 
     /// Takes the token if there is one, and lets time pass: the timer may fire at any moment.
     pub(crate) fn park_timeout(duration: Duration) {
-        *PARKER.with(Arc::clone).token.lock() = false;
+        *current().parker.token.lock() = false;
         sleep(duration);
     }
 
@@ -294,35 +368,42 @@ pub(crate) mod thread {
         yield_now();
     }
 
+    /// What a thread leaves for whoever joins it. The result is no step of the model.
+    #[derive(Debug)]
+    struct Left<T> {
+        result: fixed::Mutex<Option<T>>,
+        is_over: Mutex<bool>,
+        over: Condvar,
+    }
+
     /// std's, as far as it is used here.
     #[derive(Debug)]
     pub(crate) struct JoinHandle<T> {
-        handle: loom::thread::JoinHandle<T>,
-        id: Name,
-        is_over: Arc<AtomicBool>,
-    }
-
-    /// What names a thread that may be joined.
-    #[derive(Debug)]
-    pub(crate) struct Name(ThreadId);
-
-    impl Name {
-        pub(crate) fn id(&self) -> ThreadId {
-            self.0
-        }
+        left: Arc<Left<T>>,
+        thread: Thread,
+        /// Where the thread is used once.
+        used_once: Option<loom::thread::JoinHandle<()>>,
     }
 
     impl<T> JoinHandle<T> {
-        pub(crate) fn thread(&self) -> &Name {
-            &self.id
+        pub(crate) fn thread(&self) -> &Thread {
+            &self.thread
         }
 
         pub(crate) fn is_finished(&self) -> bool {
-            self.is_over.load(Ordering::Acquire)
+            self.left.result.lock().is_some()
         }
 
         pub(crate) fn join(self) -> std::thread::Result<T> {
-            self.handle.join()
+            if let Some(thread) = self.used_once {
+                thread.join()?;
+            } else {
+                let mut is_over = self.left.is_over.lock();
+                while !*is_over {
+                    self.left.over.wait(&mut is_over);
+                }
+            }
+            Ok(self.left.result.lock().take().expect("a thread that has ended left its result"))
         }
     }
 
@@ -342,16 +423,42 @@ pub(crate) mod thread {
             self,
             body: impl FnOnce() -> T + Send + 'static,
         ) -> std::io::Result<JoinHandle<T>> {
-            let is_over = Arc::new(AtomicBool::new(false));
-            let over = is_over.clone();
-            let builder = loom::thread::Builder::new().stack_size(STACK_WORDS);
-            let handle = builder.spawn(move || {
+            let workers = WORKERS.with_borrow(Option::clone);
+            let left = Arc::new(Left {
+                result: fixed::Mutex::new(None),
+                is_over: Mutex::new(false),
+                over: Condvar::new(),
+            });
+            let thread = Thread::new();
+            let mut handle = JoinHandle { left: left.clone(), thread: thread.clone(), used_once: None };
+            let used_again = workers.is_some();
+            let body: Body = Box::new(move || {
+                CURRENT.with(|current| current.replace(thread));
                 let result = body();
-                over.store(true, Ordering::Release);
-                result
-            })?;
-            let id = Name(handle.thread().id());
-            Ok(JoinHandle { handle, id, is_over })
+                *left.result.lock() = Some(result);
+                if used_again {
+                    *left.is_over.lock() = true;
+                    left.over.notify_all();
+                }
+            });
+            let builder = loom::thread::Builder::new().stack_size(STACK_WORDS);
+            let Some(workers) = workers else {
+                handle.used_once = Some(builder.spawn(body)?);
+                return Ok(handle);
+            };
+            let mut state = workers.state.lock();
+            if state.idle > 0 {
+                state.idle -= 1;
+                state.bodies.push_back(body);
+                drop(state);
+                workers.changed.notify_all();
+            } else {
+                state.made += 1;
+                drop(state);
+                let own = workers.clone();
+                builder.spawn(move || work(&own, body))?;
+            }
+            Ok(handle)
         }
     }
 
