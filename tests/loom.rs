@@ -34,4 +34,16 @@ models! {
     a_waiting_task_is_always_woken;
     a_waiting_task_is_woken_in_spite_of_a_shutdown;
     a_held_cleaner_does_nothing_and_goes_on_afterwards;
+    a_return_ends_a_long_sleep_with_a_timer;
+    nothing_handed_over_is_lost_or_doubled;
+    every_job_of_a_lane_gives_its_result_once;
+    what_an_abandoned_lane_holds_is_counted_once;
+    a_shelved_block_is_popped_once_and_the_counts_stay_right;
+    the_cap_holds_at_every_moment;
+    a_lowered_cap_is_obeyed_when_the_call_returns;
+    an_event_is_never_given_to_two_uses;
+    what_is_registered_is_never_missed_by_a_look_up;
+    a_waiter_never_misses_an_announcement;
+    no_more_is_reserved_than_the_ceiling_allows;
+    the_outcome_of_a_slow_wait_reaches_its_task;
 }

@@ -3,13 +3,25 @@
 #![allow(missing_docs)] // Only under `cfg(loom)`, where nobody but that test looks.
 
 mod device;
+mod hand_over;
+mod store;
 mod wake;
 mod whole;
 
+pub use hand_over::*;
+pub use store::*;
 pub use wake::*;
 pub use whole::*;
 
+use crate::config::Settings;
+use crate::driver::Driver;
+use crate::home::Home;
+use crate::inbox::Inbox;
 use crate::sync::{Arc, Instant, Ordering, fixed, thread};
+use std::time::Duration;
+
+/// Longer than any model's clock runs.
+const FOREVER: Duration = Duration::from_secs(1 << 30);
 
 /// Runs every interleaving with at most `preemptions` switches away from a thread that could go on.
 ///
@@ -39,4 +51,25 @@ fn run(preemptions: Option<usize>, threads_are_used_again: bool, model: impl Fn(
     });
     let runs = runs.load(Ordering::Relaxed);
     eprintln!("{runs} interleavings, preemptions {preemptions:?}, {:.1?}", started.elapsed());
+}
+
+/// A pool's shared state, whose cleaner cannot be started.
+fn home() -> Arc<Home> {
+    Home::new(Driver::host_only(), Settings::default(), |_| None)
+}
+
+/// As the cleaner's look at its inbox.
+fn take_all<T>(inbox: &Inbox<T>) -> Vec<T> {
+    if !inbox.has_arrivals() {
+        return Vec::new();
+    }
+    let flagged = inbox.take_flags();
+    let mut taken = Vec::new();
+    if flagged.overflow {
+        taken.extend(std::iter::from_fn(|| inbox.pop_overflow()));
+    }
+    for class in flagged {
+        taken.extend(std::iter::from_fn(|| inbox.pop(class)));
+    }
+    taken
 }

@@ -1,6 +1,6 @@
 //! Models of the wake-up: the bell with the inbox, and the waits for progress.
 
-use super::check;
+use super::{FOREVER, check, take_all};
 use crate::bell::{Bell, Ring};
 use crate::inbox::Inbox;
 use crate::size_class::SizeClass;
@@ -17,17 +17,6 @@ fn drop_one(shared: &Shared) -> Ring {
     shared.0.ring()
 }
 
-/// As the cleaner's look at its inbox.
-fn take_all(shared: &Shared) -> usize {
-    let (_, inbox) = &**shared;
-    if !inbox.has_arrivals() {
-        return 0;
-    }
-    let flagged = inbox.take_flags();
-    let spilled = if flagged.overflow { std::iter::from_fn(|| inbox.pop_overflow()).count() } else { 0 };
-    spilled + flagged.map(|class| std::iter::from_fn(|| inbox.pop(class)).count()).sum::<usize>()
-}
-
 pub fn a_return_is_never_slept_through() {
     check(Some(2), || {
         let shared = shared();
@@ -39,7 +28,7 @@ pub fn a_return_is_never_slept_through() {
                 let mut seen = 0;
                 while seen < 2 {
                     shared.0.park(|| shared.1.has_arrivals());
-                    seen += take_all(&shared);
+                    seen += take_all(&shared.1).len();
                 }
             })
         };
@@ -61,9 +50,9 @@ pub fn a_return_during_the_stop_is_dealt_with_by_exactly_one_thread() {
             let shared = shared.clone();
             thread::spawn(move || {
                 shared.0.attach();
-                let mut seen = take_all(&shared);
+                let mut seen = take_all(&shared.1).len();
                 while !shared.0.stop(|| shared.1.has_arrivals()) {
-                    seen += take_all(&shared);
+                    seen += take_all(&shared.1).len();
                 }
                 seen
             })
@@ -73,7 +62,7 @@ pub fn a_return_during_the_stop_is_dealt_with_by_exactly_one_thread() {
             // This thread plays the one that it has the duty to start.
             shared.0.attach();
             // The old one may have seen the return before it stopped; then this one was started for nothing.
-            seen = take_all(&shared);
+            seen = take_all(&shared.1).len();
         }
         seen += cleaner.join().unwrap();
         assert_eq!(seen, 1, "nobody saw the return");
@@ -90,6 +79,24 @@ pub fn only_one_of_two_first_returns_starts_the_thread() {
         let mine = drop_one(&shared);
         let rings = [mine, other.join().unwrap()];
         assert_eq!(rings.iter().filter(|ring| **ring == Ring::StartThread).count(), 1);
-        assert_eq!(take_all(&shared), 2);
+        assert_eq!(take_all(&shared.1).len(), 2);
+    });
+}
+
+pub fn a_return_ends_a_long_sleep_with_a_timer() {
+    check(None, || {
+        let shared = shared();
+        assert_eq!(shared.0.ring(), Ring::StartThread);
+        let cleaner = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                shared.0.attach();
+                while take_all(&shared.1).is_empty() {
+                    shared.0.park_for(FOREVER, || shared.1.has_arrivals());
+                }
+            })
+        };
+        assert_eq!(drop_one(&shared), Ring::Heard);
+        cleaner.join().unwrap();
     });
 }

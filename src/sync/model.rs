@@ -191,6 +191,9 @@ thread_local! {
 /// Longer than the cleaner looks around without work before it parks.
 const A_NAP: Duration = Duration::from_millis(200);
 
+/// Longer than any model's clock runs.
+const A_LIFE: Duration = Duration::from_secs(1 << 29);
+
 fn time_passes(duration: Duration) {
     CLOCK.set(CLOCK.get() + duration.max(A_NAP));
 }
@@ -244,7 +247,7 @@ impl Sub for Instant {
 /// loom has five threads and never one more. A model that needs more, one after the other, has a thread whose body
 /// is over wait for another; that costs interleavings, so others go without.
 pub(crate) mod thread {
-    use super::{Condvar, Duration, Mutex, time_passes};
+    use super::{A_LIFE, Condvar, Duration, Mutex, time_passes};
     use crate::sync::fixed;
     pub(crate) use loom::thread::yield_now;
     use std::cell::{Cell, RefCell};
@@ -358,7 +361,12 @@ pub(crate) mod thread {
     }
 
     /// Takes the token if there is one, and lets time pass: the timer may fire at any moment.
+    ///
+    /// Not within a model's life if it is that long.
     pub(crate) fn park_timeout(duration: Duration) {
+        if duration >= A_LIFE {
+            return park();
+        }
         *current().parker.token.lock() = false;
         sleep(duration);
     }

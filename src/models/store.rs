@@ -1,0 +1,176 @@
+//! Models of what threads share and look things up in: shelves, events, the record of regions, reservations.
+
+use super::check;
+use super::device::{Device, stream_ref};
+use crate::block::{Fate, Out, Proof, Ready};
+use crate::clock::Clock;
+use crate::contexts::Contexts;
+use crate::driver::Driver;
+use crate::events;
+use crate::pages::Pages;
+use crate::regions::{self, ExternalRegion};
+use crate::shelf::{Placed, Shelf};
+use crate::size_class::SizeClass;
+use crate::stats::Counts;
+use crate::sync::{Arc, AtomicBool, Ordering, Progress, thread};
+
+fn shelf(cap_bytes: usize) -> Arc<Shelf> {
+    Arc::new(Shelf::new(cap_bytes, Arc::default(), Arc::new(Clock::default())))
+}
+
+fn ready(class: SizeClass) -> Ready {
+    let out = Out::fresh(Pages::map(class.bytes()).expect("a page"), class);
+    assert_eq!(out.fate(), Fate::Recorded);
+    let driver = Driver::host_only();
+    let block = out.give_back(0, None, 0, 0).settle(&driver, Proof::NothingOutstanding);
+    block.into_ready(&driver).expect("nothing is dirty")
+}
+
+fn free(block: Ready) {
+    block.retire().release(&Driver::host_only());
+}
+
+fn push(shelf: &Shelf, class: SizeClass) {
+    let mut evicted = Vec::new();
+    let placed = shelf.push(ready(class), |block| evicted.push(block));
+    evicted.into_iter().for_each(free);
+    if let Placed::Refused(block) = placed {
+        free(block);
+    }
+}
+
+pub fn a_shelved_block_is_popped_once_and_the_counts_stay_right() {
+    check(Some(3), || {
+        let (shelf, class) = (shelf(8), SizeClass::at(0));
+        push(&shelf, class);
+        let popper = {
+            let shelf = shelf.clone();
+            thread::spawn(move || shelf.pop(class))
+        };
+        let pusher = {
+            let shelf = shelf.clone();
+            thread::spawn(move || push(&shelf, class))
+        };
+        let popped = [shelf.pop(class), popper.join().unwrap()];
+        pusher.join().unwrap();
+        let left = 2 - popped.iter().flatten().count();
+        assert!(left <= 1, "a block was on the shelf all the time");
+        assert_eq!(shelf.pooled_bytes(), left * class.bytes());
+        popped.into_iter().flatten().for_each(free);
+        std::iter::from_fn(|| shelf.pop(class)).for_each(free);
+        assert_eq!(shelf.pooled_bytes(), 0);
+    });
+}
+
+pub fn the_cap_holds_at_every_moment() {
+    check(Some(2), || {
+        let (shelf, small, large) = (shelf(2), SizeClass::at(0), SizeClass::at(1));
+        push(&shelf, small);
+        let pushers = [small, large].map(|class| {
+            let shelf = shelf.clone();
+            thread::spawn(move || push(&shelf, class))
+        });
+        let popper = {
+            let shelf = shelf.clone();
+            thread::spawn(move || shelf.pop(small).into_iter().for_each(free))
+        };
+        // As the statistics are read.
+        let pooled_bytes = shelf.while_only_shrinking(|| shelf.pooled_bytes());
+        assert!(pooled_bytes <= 2, "{pooled_bytes} bytes are pooled");
+        pushers.into_iter().for_each(|pusher| pusher.join().unwrap());
+        popper.join().unwrap();
+        assert!(shelf.pooled_bytes() <= 2);
+        shelf.trim_to(0, free);
+    });
+}
+
+pub fn a_lowered_cap_is_obeyed_when_the_call_returns() {
+    check(Some(3), || {
+        let (shelf, class) = (shelf(2), SizeClass::at(0));
+        push(&shelf, class);
+        let pusher = {
+            let shelf = shelf.clone();
+            thread::spawn(move || push(&shelf, class))
+        };
+        shelf.set_cap(1, free);
+        assert!(shelf.pooled_bytes() <= 1, "the call has returned");
+        pusher.join().unwrap();
+        assert!(shelf.pooled_bytes() <= 1, "what is pushed later obeys too");
+        shelf.trim_to(0, free);
+    });
+}
+
+pub fn an_event_is_never_given_to_two_uses() {
+    check(Some(2), || {
+        let device = Device::new();
+        let driver = device.driver();
+        let context = Contexts::default().of_stream(&driver, &stream_ref());
+        let record = move || {
+            let used = events::record(&driver, context.clone(), &stream_ref()).expect("the device records");
+            // Not waited for by anybody any more; perhaps pending.
+            events::discard(&driver, used);
+            events::record(&driver, context.clone(), &stream_ref()).expect("the device records")
+        };
+        let other = {
+            let record = record.clone();
+            thread::spawn(move || record().event)
+        };
+        let finisher = {
+            let device = device.clone();
+            thread::spawn(move || device.finish())
+        };
+        let mine = record().event;
+        assert_ne!(mine, other.join().unwrap(), "both wait for the same event");
+        finisher.join().unwrap();
+    });
+}
+
+pub fn what_is_registered_is_never_missed_by_a_look_up() {
+    check(Some(3), || {
+        let (ours, others) = (4096 as *const u8, 8192 as *const u8);
+        let registered = Arc::new(AtomicBool::new(false));
+        let writer = {
+            let registered = registered.clone();
+            thread::spawn(move || {
+                let ours = ExternalRegion::note(4096 as *const u8, 4096);
+                registered.store(true, Ordering::Release);
+                drop(ExternalRegion::note(8192 as *const u8, 4096));
+                ours
+            })
+        };
+        let is_registered = registered.load(Ordering::Acquire);
+        assert!(regions::is_pinned(ours) || !is_registered, "registered, and the record says no");
+        drop(writer.join().unwrap());
+        assert_eq!((regions::live_count(), regions::is_pinned(others)), (0, false));
+    });
+}
+
+pub fn a_waiter_never_misses_an_announcement() {
+    check(None, || {
+        let shared = Arc::new((Progress::default(), AtomicBool::new(false)));
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                // Relaxed, as the counters are.
+                shared.1.store(true, Ordering::Relaxed);
+                shared.0.announce();
+            })
+        };
+        assert!(shared.0.wait_until(None, || shared.1.load(Ordering::Relaxed)));
+        other.join().unwrap();
+    });
+}
+
+pub fn no_more_is_reserved_than_the_ceiling_allows() {
+    check(None, || {
+        let counts = Arc::new(Counts::default());
+        let other = {
+            let counts = counts.clone();
+            thread::spawn(move || counts.reserve(1, 1))
+        };
+        let mine = counts.reserve(1, 1);
+        assert!(mine != other.join().unwrap(), "one of two fits");
+        counts.unreserve(1);
+        assert_eq!(counts.reserved_bytes(), 0);
+    });
+}
