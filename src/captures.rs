@@ -31,6 +31,8 @@ const RECENT: usize = 8;
 pub(crate) struct Captures {
     /// How many callers forbid every wait for a context.
     wait_holds: AtomicUsize,
+    /// How many threads are in such a wait, or about to see that they may not be.
+    waits_under_way: AtomicUsize,
     /// The graphs that blocks are held for.
     pub(crate) holds: Holds,
     streams: Mutex<Vec<Stream>>,
@@ -72,6 +74,9 @@ static ALL: fixed::Mutex<Vec<(DriverIdentity, Weak<Captures>)>> = fixed::Mutex::
 impl Captures {
     /// The record of a driver, which its pools share.
     pub(crate) fn of(driver: &Driver) -> Arc<Self> {
+        if cfg!(loom) {
+            return Arc::default(); // A model must not see what another one does.
+        }
         let identity = driver.api().identity();
         let mut all = ALL.lock();
         all.retain(|(_, captures)| captures.strong_count() > 0);
@@ -93,6 +98,20 @@ impl Captures {
 
     pub(crate) fn waits_are_held(&self) -> bool {
         self.wait_holds.load(Ordering::SeqCst) > 0
+    }
+
+    /// Said before the look at the holds, and a hold is counted before the look at the waits: one of the two sees
+    /// the other.
+    pub(crate) fn wait_begins(&self) {
+        self.waits_under_way.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn wait_is_over(&self) {
+        self.waits_under_way.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    pub(crate) fn a_wait_is_under_way(&self) -> bool {
+        self.waits_under_way.load(Ordering::SeqCst) > 0
     }
 
     /// A stream is shown. Not the default ones: the legacy one cannot capture, and the other is another one in every

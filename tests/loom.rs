@@ -24,7 +24,6 @@ models! {
     a_returned_buffer_is_there_for_the_next_take;
     a_buffer_whose_work_is_done_is_there_for_the_next_take;
     no_buffer_is_given_out_while_the_device_uses_it;
-    two_takers_never_share_a_buffer;
     a_drop_during_a_shutdown_is_dealt_with;
     two_shutdowns_at_once_are_both_obeyed;
     a_closed_pool_keeps_nothing_and_ends_its_threads;
@@ -37,6 +36,7 @@ models! {
     a_return_ends_a_long_sleep_with_a_timer;
     nothing_handed_over_is_lost_or_doubled;
     every_job_of_a_lane_gives_its_result_once;
+    a_lane_without_a_thread_loses_no_result;
     what_an_abandoned_lane_holds_is_counted_once;
     a_shelved_block_is_popped_once_and_the_counts_stay_right;
     the_cap_holds_at_every_moment;

@@ -329,12 +329,12 @@ impl SlowWait {
         let Self { home, notes, everything } = self;
         let driver = &home.driver;
         // Not only for a while: the thread that would wait may be the one that captures.
-        let may_wait = |context: &Context| match home.context_waits_are_held()
-            || home.captures.forbid_wait_for(driver, context)
-        {
-            true => Err(Error::ContextWaitsHeld),
-            false => Ok(()),
-        };
+        let wait = home.begin_context_wait();
+        let may_wait =
+            |context: &Context| match wait.is_none() || home.captures.forbid_wait_for(driver, context) {
+                true => Err(Error::ContextWaitsHeld),
+                false => Ok(()),
+            };
         if everything {
             with_relaxed_capture(driver, || {
                 // One that is not known is not waited for.
@@ -350,6 +350,7 @@ impl SlowWait {
                 context_end::has_ended(&home, context, error)
             })?;
         }
+        drop(wait);
         Ok(notes)
     }
 }

@@ -3,13 +3,27 @@
 use super::Home;
 #[cfg(feature = "sim")]
 use crate::sync::Arc;
-use crate::sync::Ordering;
-#[cfg(feature = "sim")]
+use crate::sync::{Instant, Ordering};
 use std::time::Duration;
 
+/// Between a thread's look at the holds and its call of the driver, longer only if it loses its processor.
+const WAITS_BEGIN_WITHIN: Duration =
+    if cfg!(loom) { Duration::from_secs(1 << 28) } else { Duration::from_millis(20) };
+
 impl Home {
+    /// When it returns, no context-wide wait begins until `release_context_waits`. One that the driver is in already
+    /// may last as long as the device works, so that is not waited for without end.
     pub(crate) fn hold_context_waits(&self) {
         self.captures.hold_waits();
+        let deadline = Instant::now() + WAITS_BEGIN_WITHIN;
+        self.progress.wait_until(Some(deadline), || !self.captures.a_wait_is_under_way());
+    }
+
+    /// Before a wait for a context, and until it is over; `None` while such waits are held.
+    pub(crate) fn begin_context_wait(&self) -> Option<ContextWait<'_>> {
+        self.captures.wait_begins();
+        let wait = ContextWait(self);
+        (!self.context_waits_are_held()).then_some(wait)
     }
 
     pub(crate) fn release_context_waits(&self) {
@@ -73,5 +87,16 @@ impl Home {
 
     pub(crate) fn cleaner_is_held(&self) -> bool {
         self.cleaner_holds.load(Ordering::SeqCst) > 0
+    }
+}
+
+/// A wait for a context that is under way.
+#[derive(Debug)]
+pub(crate) struct ContextWait<'a>(&'a Home);
+
+impl Drop for ContextWait<'_> {
+    fn drop(&mut self) {
+        self.0.captures.wait_is_over();
+        self.0.progress.announce();
     }
 }

@@ -55,10 +55,6 @@ impl Device {
     pub(super) fn registered_bytes(&self) -> usize {
         self.state.lock().registered.values().sum()
     }
-
-    pub(super) fn events_made(&self) -> usize {
-        self.state.lock().events_made
-    }
 }
 
 /// The device's only stream.
@@ -73,7 +69,7 @@ impl AsStreamRef for Stream {
 
 pub(super) fn stream_ref() -> StreamRef<'static> {
     let (context, stream) = (ContextHandle(7), StreamHandle(100));
-    StreamRef { driver: IDENTITY, context, stream, keep: Keep::Primary(0) }
+    StreamRef { driver: IDENTITY, context, stream, keep: Keep::Primary(0), watch: None }
 }
 
 impl DriverMemory for Device {}

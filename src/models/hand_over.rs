@@ -1,6 +1,6 @@
 //! Models of the queues between callers, the cleaner and its lanes.
 
-use super::{FOREVER, check, home, take_all};
+use super::{FOREVER, check, check_without, home, take_all};
 use crate::home::Home;
 use crate::inbox::Inbox;
 use crate::lanes::{Lane, LaneResult};
@@ -61,6 +61,17 @@ pub fn every_job_of_a_lane_gives_its_result_once() {
         assert!(lane.stop(from_now(FOREVER), |result| made.push(result.0)));
         assert!(!lane.has_backlog());
         made.sort_unstable();
+        assert_eq!(made, [0, 1, 2]);
+    });
+}
+
+pub fn a_lane_without_a_thread_loses_no_result() {
+    check_without(&["-model"], None, || {
+        let mut lane = Lane::new(home(), "model", make);
+        (0..3).for_each(|job| lane.push(job));
+        assert!(lane.has_results());
+        let mut made: Vec<u32> = lane.pop_result().map(|result| result.0).into_iter().collect();
+        assert!(lane.stop(Instant::now(), |result| made.push(result.0)));
         assert_eq!(made, [0, 1, 2]);
     });
 }

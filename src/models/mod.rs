@@ -27,15 +27,15 @@ const FOREVER: Duration = Duration::from_secs(1 << 30);
 ///
 /// Where a model is small enough, `None`: all of them.
 fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
-    run(preemptions, false, model);
+    check_without(&[], preemptions, model);
 }
 
-/// As [`check`], for a model with more than four threads besides its first, of which fewer live at a time.
-fn check_with_threads_used_again(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
-    run(preemptions, true, model);
-}
-
-fn run(preemptions: Option<usize>, threads_are_used_again: bool, model: impl Fn() + Send + Sync + 'static) {
+/// As [`check`], where threads whose names end so cannot be started.
+fn check_without(
+    refused: &'static [&'static str],
+    preemptions: Option<usize>,
+    model: impl Fn() + Send + Sync + 'static,
+) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
     builder.max_branches = 20_000;
@@ -45,9 +45,8 @@ fn run(preemptions: Option<usize>, threads_are_used_again: bool, model: impl Fn(
     builder.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
         Instant::reset();
-        thread::begin(threads_are_used_again);
+        thread::begin(refused);
         model();
-        thread::end();
     });
     let runs = runs.load(Ordering::Relaxed);
     eprintln!("{runs} interleavings, preemptions {preemptions:?}, {:.1?}", started.elapsed());

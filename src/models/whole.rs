@@ -1,7 +1,7 @@
 //! Models of a whole pool: its cleaner and its lanes are the real threads.
 
 use super::device::{Device, Stream};
-use super::{FOREVER, check, check_with_threads_used_again};
+use super::{FOREVER, check, check_without};
 use crate::buffer::PinnedBuffer;
 use crate::driver::Driver;
 use crate::home::Home;
@@ -10,6 +10,9 @@ use crate::sync::{Arc, AtomicBool, Instant, Ordering, thread};
 use std::future::Future;
 use std::task::{Context, Wake, Waker};
 use std::time::Duration;
+
+/// How their names end.
+const LANES: [&str; 2] = ["-release", "-contexts"];
 
 fn builder(driver: Driver) -> PoolBuilder {
     PinnedPool::builder().driver(driver).harvest_wait_limit(FOREVER).shutdown_timeout(FOREVER)
@@ -80,24 +83,8 @@ pub fn no_buffer_is_given_out_while_the_device_uses_it() {
     });
 }
 
-pub fn two_takers_never_share_a_buffer() {
-    check(Some(1), || {
-        let pool = pool(Driver::host_only());
-        drop(pool.take(1));
-        let other = {
-            let pool = pool.clone();
-            thread::spawn(move || pool.take(1))
-        };
-        let mine = pool.take(1);
-        let others = other.join().unwrap();
-        assert_ne!(mine.as_ptr(), others.as_ptr());
-        drop((mine, others));
-        end(&pool);
-    });
-}
-
 pub fn a_drop_during_a_shutdown_is_dealt_with() {
-    check_with_threads_used_again(Some(1), || {
+    check_without(&LANES, Some(1), || {
         let pool = pool(Driver::host_only());
         drop(pool.take(1));
         let buffer = pool.take(2);
@@ -113,7 +100,7 @@ pub fn a_drop_during_a_shutdown_is_dealt_with() {
 }
 
 pub fn two_shutdowns_at_once_are_both_obeyed() {
-    check_with_threads_used_again(Some(1), || {
+    check_without(&LANES, Some(1), || {
         let pool = pool(Driver::host_only());
         drop(pool.take(1));
         let other = {
@@ -132,7 +119,7 @@ fn wait_for_the_end(home: &Home) {
 }
 
 pub fn a_closed_pool_keeps_nothing_and_ends_its_threads() {
-    check_with_threads_used_again(Some(1), || {
+    check_without(&LANES, Some(1), || {
         let pool = pool(Driver::host_only());
         let (kept, dropped) = (pool.take(1), pool.take(1));
         let home = kept.home().clone();
@@ -163,7 +150,7 @@ pub fn a_drain_waits_for_everything_returned_before_it() {
 }
 
 pub fn what_a_caller_evicts_is_unregistered_and_freed() {
-    check_with_threads_used_again(Some(1), || {
+    check(Some(1), || {
         let device = Device::new();
         let pool = pool(device.driver());
         assert_eq!(pool.prewarm(1, 1).expect("the device pins"), 1);
@@ -179,7 +166,7 @@ pub fn what_a_caller_evicts_is_unregistered_and_freed() {
 }
 
 pub fn no_context_wide_wait_is_made_while_they_are_held() {
-    check_with_threads_used_again(Some(1), || {
+    check_without(&LANES[..1], Some(1), || {
         let device = Device::new();
         let pool = pool(device.driver());
         // Without a record, so that it takes such a wait.
@@ -235,7 +222,7 @@ pub fn a_waiting_task_is_always_woken() {
 }
 
 pub fn a_waiting_task_is_woken_in_spite_of_a_shutdown() {
-    check_with_threads_used_again(Some(1), || {
+    check_without(&LANES, Some(1), || {
         let pool = pool(Driver::host_only());
         let home = pool.take(1).home().clone();
         let other = {

@@ -244,36 +244,19 @@ impl Sub for Instant {
 
 /// Threads of a model, with the park token as std describes it.
 ///
-/// loom has five threads and never one more. A model that needs more, one after the other, has a thread whose body
-/// is over wait for another; that costs interleavings, so others go without.
+/// loom has five threads and never one more in a model, the first included. So a model whose pool is started more than
+/// once refuses the threads of lanes: then the cleaner does their work, as it does where the system refuses.
 pub(crate) mod thread {
     use super::{A_LIFE, Condvar, Duration, Mutex, time_passes};
     use crate::sync::fixed;
     pub(crate) use loom::thread::yield_now;
     use std::cell::{Cell, RefCell};
-    use std::collections::VecDeque;
     use std::sync::Arc;
 
-    type Body = Box<dyn FnOnce() + Send>;
-
-    #[derive(Default)]
-    struct Workers {
-        state: Mutex<State>,
-        changed: Condvar,
-    }
-
-    #[derive(Default)]
-    struct State {
-        bodies: VecDeque<Body>,
-        made: usize,
-        idle: usize,
-        is_over: bool,
-    }
-
     thread_local! {
-        /// Of the model that this thread runs, where its threads are used again.
-        static WORKERS: RefCell<Option<Arc<Workers>>> = const { RefCell::new(None) };
-        static BODIES_NAMED: Cell<u64> = const { Cell::new(0) };
+        /// Of the model that this thread runs: how the names of threads end that cannot be started.
+        static REFUSED: Cell<&'static [&'static str]> = const { Cell::new(&[]) };
+        static NAMED: Cell<u64> = const { Cell::new(0) };
     }
 
     loom::thread_local! {
@@ -281,39 +264,9 @@ pub(crate) mod thread {
     }
 
     /// Before a model's first thread.
-    pub(crate) fn begin(threads_are_used_again: bool) {
-        WORKERS.set(threads_are_used_again.then(Arc::default));
-        BODIES_NAMED.set(0);
-    }
-
-    /// Waits until every thread of the model has ended, which loom does by itself for those that are used once.
-    /// One that never ends is a deadlock to it.
-    pub(crate) fn end() {
-        let Some(workers) = WORKERS.take() else { return };
-        let mut state = workers.state.lock();
-        while state.idle < state.made {
-            workers.changed.wait(&mut state);
-        }
-        state.is_over = true;
-        drop(state);
-        workers.changed.notify_all();
-    }
-
-    fn work(workers: &Workers, first: Body) {
-        let mut body = Some(first);
-        while let Some(run) = body.take() {
-            run();
-            let mut state = workers.state.lock();
-            state.idle += 1;
-            workers.changed.notify_all();
-            loop {
-                body = state.bodies.pop_front();
-                if body.is_some() || state.is_over {
-                    break;
-                }
-                workers.changed.wait(&mut state);
-            }
-        }
+    pub(crate) fn begin(refused: &'static [&'static str]) {
+        REFUSED.set(refused);
+        NAMED.set(0);
     }
 
     #[derive(Debug, Default)]
@@ -334,7 +287,7 @@ pub(crate) mod thread {
 
     impl Thread {
         fn new() -> Self {
-            Self { id: ThreadId(BODIES_NAMED.replace(BODIES_NAMED.get() + 1)), parker: Arc::default() }
+            Self { id: ThreadId(NAMED.replace(NAMED.get() + 1)), parker: Arc::default() }
         }
 
         pub(crate) fn id(&self) -> ThreadId {
@@ -376,21 +329,13 @@ pub(crate) mod thread {
         yield_now();
     }
 
-    /// What a thread leaves for whoever joins it. The result is no step of the model.
-    #[derive(Debug)]
-    struct Left<T> {
-        result: fixed::Mutex<Option<T>>,
-        is_over: Mutex<bool>,
-        over: Condvar,
-    }
-
     /// std's, as far as it is used here.
     #[derive(Debug)]
     pub(crate) struct JoinHandle<T> {
-        left: Arc<Left<T>>,
+        handle: loom::thread::JoinHandle<()>,
         thread: Thread,
-        /// Where the thread is used once.
-        used_once: Option<loom::thread::JoinHandle<()>>,
+        /// What the thread left; no step of the model.
+        left: Arc<fixed::Mutex<Option<T>>>,
     }
 
     impl<T> JoinHandle<T> {
@@ -399,74 +344,45 @@ pub(crate) mod thread {
         }
 
         pub(crate) fn is_finished(&self) -> bool {
-            self.left.result.lock().is_some()
+            self.left.lock().is_some()
         }
 
         pub(crate) fn join(self) -> std::thread::Result<T> {
-            if let Some(thread) = self.used_once {
-                thread.join()?;
-            } else {
-                let mut is_over = self.left.is_over.lock();
-                while !*is_over {
-                    self.left.over.wait(&mut is_over);
-                }
-            }
-            Ok(self.left.result.lock().take().expect("a thread that has ended left its result"))
+            self.handle.join()?;
+            Ok(self.left.lock().take().expect("a thread that has ended left its result"))
         }
     }
 
     #[derive(Debug, Default)]
-    pub(crate) struct Builder;
+    pub(crate) struct Builder {
+        name: String,
+    }
 
     impl Builder {
         pub(crate) fn new() -> Self {
-            Self
+            Self::default()
         }
 
-        pub(crate) fn name(self, _: String) -> Self {
-            self
+        pub(crate) fn name(self, name: String) -> Self {
+            Self { name }
         }
 
         pub(crate) fn spawn<T: Send + 'static>(
             self,
             body: impl FnOnce() -> T + Send + 'static,
         ) -> std::io::Result<JoinHandle<T>> {
-            let workers = WORKERS.with_borrow(Option::clone);
-            let left = Arc::new(Left {
-                result: fixed::Mutex::new(None),
-                is_over: Mutex::new(false),
-                over: Condvar::new(),
-            });
-            let thread = Thread::new();
-            let mut handle = JoinHandle { left: left.clone(), thread: thread.clone(), used_once: None };
-            let used_again = workers.is_some();
-            let body: Body = Box::new(move || {
-                CURRENT.with(|current| current.replace(thread));
-                let result = body();
-                *left.result.lock() = Some(result);
-                if used_again {
-                    *left.is_over.lock() = true;
-                    left.over.notify_all();
-                }
-            });
-            let builder = loom::thread::Builder::new().stack_size(STACK_WORDS);
-            let Some(workers) = workers else {
-                handle.used_once = Some(builder.spawn(body)?);
-                return Ok(handle);
-            };
-            let mut state = workers.state.lock();
-            if state.idle > 0 {
-                state.idle -= 1;
-                state.bodies.push_back(body);
-                drop(state);
-                workers.changed.notify_all();
-            } else {
-                state.made += 1;
-                drop(state);
-                let own = workers.clone();
-                builder.spawn(move || work(&own, body))?;
+            if REFUSED.get().iter().any(|end| self.name.ends_with(end)) {
+                return Err(std::io::Error::other("a model refuses it"));
             }
-            Ok(handle)
+            let (left, thread) = (Arc::new(fixed::Mutex::new(None)), Thread::new());
+            let (leaves, own) = (left.clone(), thread.clone());
+            let builder = loom::thread::Builder::new().stack_size(STACK_WORDS);
+            let handle = builder.spawn(move || {
+                CURRENT.with(|current| current.replace(own));
+                let result = body();
+                *leaves.lock() = Some(result);
+            })?;
+            Ok(JoinHandle { handle, thread, left })
         }
     }
 
