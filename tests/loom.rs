@@ -1,4 +1,9 @@
-//! Every interleaving of the protocols: `cargo loom`.
+//! The interleavings of the protocols between the threads, on the real code: `cargo loom`.
+//!
+//! Each test is named for its promise and runs the model of that name in `src/models`. Each was seen to fail: with the
+//! planted fault that stands above it loom said what stands behind the colon. A model without a bound is run through
+//! everything, the others through all interleavings with up to three, two or one preemptions; every model says on
+//! stderr how many those were. Where `deadlock` stands, loom found a thread that nobody would ever wake.
 #![cfg(loom)]
 
 macro_rules! models {
@@ -11,39 +16,107 @@ macro_rules! models {
     )*};
 }
 
+// Waking the cleaner.
 models! {
-    /// Fault: `Bell::park` without its last look. loom: deadlock, the cleaner sleeps for ever.
+    /// `Bell::park` without its last look: deadlock.
     a_return_is_never_slept_through;
 
-    /// Fault: `Bell::stop` without its last look. loom: "nobody saw the return".
+    /// `Bell::park_for` without its last look: deadlock.
+    a_return_ends_a_long_sleep_with_a_timer;
+
+    /// `Bell::stop` without its last look: "nobody saw the return".
     a_return_during_the_stop_is_dealt_with_by_exactly_one_thread;
 
-    /// Fault: a `store` instead of the exchange in `Bell::ring_hard`. loom: two threads are started.
+    /// A load and a store instead of the exchange in `Bell::ring_hard`: two threads are started.
     only_one_of_two_first_returns_starts_the_thread;
 
-    a_returned_buffer_is_there_for_the_next_take;
-    a_buffer_whose_work_is_done_is_there_for_the_next_take;
-    no_buffer_is_given_out_while_the_device_uses_it;
-    a_drop_during_a_shutdown_is_dealt_with;
-    two_shutdowns_at_once_are_both_obeyed;
-    a_closed_pool_keeps_nothing_and_ends_its_threads;
-    a_drain_waits_for_everything_returned_before_it;
-    what_a_caller_evicts_is_unregistered_and_freed;
-    no_context_wide_wait_is_made_while_they_are_held;
-    a_waiting_task_is_always_woken;
-    a_waiting_task_is_woken_in_spite_of_a_shutdown;
-    a_held_cleaner_does_nothing_and_goes_on_afterwards;
-    a_return_ends_a_long_sleep_with_a_timer;
-    nothing_handed_over_is_lost_or_doubled;
-    every_job_of_a_lane_gives_its_result_once;
-    a_lane_without_a_thread_loses_no_result;
-    what_an_abandoned_lane_holds_is_counted_once;
-    a_shelved_block_is_popped_once_and_the_counts_stay_right;
-    the_cap_holds_at_every_moment;
-    a_lowered_cap_is_obeyed_when_the_call_returns;
-    an_event_is_never_given_to_two_uses;
-    what_is_registered_is_never_missed_by_a_look_up;
+    /// `Progress::announce` without its fence, or without its lock: deadlock.
     a_waiter_never_misses_an_announcement;
+}
+
+// Queues between callers, the cleaner and its lanes.
+models! {
+    /// `Inbox::push` sets the flag before the value is there: one of two values is not found.
+    nothing_handed_over_is_lost_or_doubled;
+
+    /// `Lane::stop` gives its order while jobs are in the backlog: one of three results is missing.
+    every_job_of_a_lane_gives_its_result_once;
+
+    /// `Lane::work_inline` puts results into the lane's channel, as it did, and drops what does not fit: two of three are
+    /// missing.
+    a_lane_without_a_thread_loses_no_result;
+
+    /// `give_result` does not look whether the lane was abandoned: deadlock, a result in a queue that nobody reads.
+    what_an_abandoned_lane_holds_is_counted_once;
+
+    /// The lane does not say that it is about to wait, as it did not: "a context-wide wait begins while they are held".
+    /// `hold_context_waits` does not wait for one that is under way: "is under way while they are held".
+    no_context_wide_wait_is_made_while_they_are_held;
+}
+
+// What threads share and look things up in.
+models! {
+    /// `pop` counts after it has released the lock: the number of blocks is wrong.
+    a_shelved_block_is_popped_once_and_the_counts_stay_right;
+
+    /// `Shelf::push` without the budget's lock: more is pooled than the cap allows.
+    the_cap_holds_at_every_moment;
+
+    /// `Shelf::set_cap` evicts before it takes the lock: "the call has returned", and the shelf is too full.
+    a_lowered_cap_is_obeyed_when_the_call_returns;
+
+    /// `events::discard` or `events::revive` gives out an event that is pending: "recorded again while its earlier work
+    /// is pending".
+    an_event_is_never_given_to_two_uses;
+
+    /// The writer leaves a copy out, or does not count the region: "registered, and the record says no".
+    what_is_registered_is_never_missed_by_a_look_up;
+
+    /// `Counts::reserve` by a load and a store: both of two fit where one does.
     no_more_is_reserved_than_the_ceiling_allows;
+}
+
+// A whole pool, with its threads.
+models! {
+    /// `Pending::pop_done` marks the move after it has released the lock; or a taker does not look again when something
+    /// was put down: "a take mapped fresh memory while its buffer was on its way".
+    a_returned_buffer_is_there_for_the_next_take;
+
+    /// `take_pinned` looks once in each place, as it did: the same.
+    a_buffer_whose_work_is_done_is_there_for_the_next_take;
+
+    /// A taker does not ask the driver: "Zero of memory in use". `Pending::event_complete` takes another entry of the
+    /// class for the one that was asked about: deadlock, a block whose end nobody asks for.
+    no_buffer_is_given_out_while_the_device_uses_it;
+
+    /// `Bell::stop` without its last look: deadlock, the return waits for a ring that does not come.
+    a_drop_during_a_shutdown_is_dealt_with;
+
+    /// The cleaner stops although a newer order was given, or `stop_is_done` takes the newer order's deadline away:
+    /// deadlock.
+    two_shutdowns_at_once_are_both_obeyed;
+
+    /// `must_end` does not look whether the pool was closed: the thread never ends (loom: too many branches).
+    a_closed_pool_keeps_nothing_and_ends_its_threads;
+
+    /// A drop counts in one drain epoch and its block says another: deadlock, a drain that nothing ends.
+    a_drain_waits_for_everything_returned_before_it;
+
+    /// `Home::let_go` rings before it hands over: deadlock, nobody frees what was evicted.
+    what_a_caller_evicts_is_unregistered_and_freed;
+
+    /// `Home::wake_at` does not ring: deadlock.
+    a_waiting_task_is_always_woken;
+
+    /// The cleaner's last look does not ask for waiting tasks: deadlock.
+    a_waiting_task_is_woken_in_spite_of_a_shutdown;
+
+    /// `Home::wake_at` does not wake the task itself where there is no thread: deadlock.
+    a_waiting_task_is_woken_where_no_thread_can_be_started;
+
+    /// `Elsewhere::finish` takes the waker first and says the outcome afterwards: deadlock.
     the_outcome_of_a_slow_wait_reaches_its_task;
+
+    /// `hold_cleaner` does not wait until the cleaner rests: "the cleaner works while it is held".
+    a_held_cleaner_does_nothing_and_goes_on_afterwards;
 }

@@ -1,11 +1,15 @@
 //! Models of the queues between callers, the cleaner and its lanes.
 
+use super::device::{Device, stream_ref};
 use super::{FOREVER, check, check_without, home, take_all};
+use crate::block::Out;
+use crate::config::Settings;
 use crate::home::Home;
 use crate::inbox::Inbox;
-use crate::lanes::{Lane, LaneResult};
+use crate::lanes::{ContextVerdict, Lane, LaneResult, context_lane};
+use crate::pages::Pages;
 use crate::size_class::SizeClass;
-use crate::sync::{Arc, Instant, from_now, thread};
+use crate::sync::{Arc, Instant, Ordering, from_now, thread};
 
 pub fn nothing_handed_over_is_lost_or_doubled() {
     check(Some(3), || {
@@ -95,5 +99,32 @@ pub fn what_an_abandoned_lane_holds_is_counted_once() {
         dealt_with.extend(late);
         dealt_with.sort_unstable();
         assert_eq!(dealt_with, [0, 1, 2]);
+    });
+}
+
+pub fn no_context_wide_wait_is_made_while_they_are_held() {
+    check(Some(3), || {
+        let device = Device::new();
+        let home = Home::new(device.driver(), Settings::default(), |_| None);
+        home.contexts.of_stream(&home.driver, &stream_ref());
+        let lane = {
+            let home = home.clone();
+            let class = SizeClass::at(0);
+            let block = Out::fresh(Pages::map(class.bytes()).expect("a page"), class);
+            let block = block.give_back(0, None, 0, 0);
+            thread::spawn(move || {
+                let give = |verdict: ContextVerdict| {
+                    assert!(verdict.idle);
+                    verdict.block.quarantine();
+                };
+                context_lane(&home, block, &|| None, &give);
+            })
+        };
+        home.hold_context_waits();
+        device.must_not_synchronize.store(true, Ordering::SeqCst);
+        thread::yield_now();
+        device.must_not_synchronize.store(false, Ordering::SeqCst);
+        home.release_context_waits();
+        lane.join().unwrap();
     });
 }
