@@ -42,8 +42,7 @@ models! {
     /// `Lane::stop` gives its order while jobs are in the backlog: one of three results is missing.
     every_job_of_a_lane_gives_its_result_once;
 
-    /// `Lane::work_inline` puts results into the lane's channel, as it did, and drops what does not fit: two of three are
-    /// missing.
+    /// `Lane::work_inline` goes on where there is no place for a result: two of three are missing.
     a_lane_without_a_thread_loses_no_result;
 
     /// `give_result` does not look whether the lane was abandoned: deadlock, a result in a queue that nobody reads.

@@ -87,8 +87,12 @@ fn synchronize_all(home: &Arc<Home>) -> bool {
                 all_idle = false;
                 break;
             }
+            // Held since that look: look again.
+            let Some(wait) = home.begin_context_wait() else { continue };
             home.counts.context_waits.add(1);
-            match context.synchronize(&home.driver) {
+            let waited = context.synchronize(&home.driver);
+            drop(wait);
+            match waited {
                 Ok(()) => {
                     // The handle may be another context's by now, and that one was waited for.
                     context_end::look(home, &context);

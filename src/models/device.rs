@@ -87,8 +87,8 @@ impl DriverApi for Device {
     fn libraries(&self) -> Vec<LibraryReport> {
         Vec::new()
     }
-    fn current_context(&self) -> Option<ContextHandle> {
-        Some(ContextHandle(7))
+    fn current_context(&self) -> Result<Option<ContextHandle>, CallError> {
+        Ok(Some(ContextHandle(7)))
     }
     fn set_current_context(&self, _: Option<ContextHandle>) -> Result<(), CallError> {
         Ok(())

@@ -35,13 +35,18 @@ pub fn nothing_handed_over_is_lost_or_doubled() {
     });
 }
 
+/// With which the reason for a quarantine begins.
+fn number(reason: &str) -> u32 {
+    reason.split(' ').next().and_then(|number| number.parse().ok()).expect("a number of bytes")
+}
+
 /// What a lane makes of a job.
 #[derive(Debug)]
 struct Made(u32);
 
 impl LaneResult for Made {
     fn came_too_late(self, home: &Home) {
-        home.note_quarantine(|| self.0.to_string());
+        home.note_quarantine(self.0 as usize, false, &"too late");
     }
 }
 
@@ -92,7 +97,7 @@ pub fn what_an_abandoned_lane_holds_is_counted_once() {
         }
         let mut late = Vec::new();
         let all = || {
-            late.extend(home.take_reasons().iter().map(|number| number.parse::<u32>().unwrap()));
+            late.extend(home.take_reasons().iter().map(|reason| number(reason)));
             dealt_with.len() + late.len() >= 3
         };
         home.progress.wait_until(None, all);
