@@ -173,8 +173,11 @@ pub(crate) fn tune_background_thread() {
     unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &parameter) };
 }
 
-/// Nor in a model, all of whose threads are one to the system.
-#[cfg(any(not(target_os = "linux"), loom))]
+/// In a model all threads are one to the system, so none is marked.
+#[cfg(loom)]
+pub(crate) fn tune_background_thread() {}
+
+#[cfg(not(any(target_os = "linux", loom)))]
 pub(crate) fn tune_background_thread() {
     IS_BACKGROUND.set(true);
 }
