@@ -345,6 +345,9 @@ impl PinnedPool {
     ///
     /// For captures of CUDA graphs on streams that no pool was ever shown: such a wait would invalidate them. Buffers
     /// dropped without a record wait meanwhile.
+    ///
+    /// None begins once this has returned. For one that has begun it waits, but at most 20 ms: the driver may be in it
+    /// for as long as device work lasts.
     pub fn hold_context_waits(&self) -> ContextWaitHold {
         self.home().hold_context_waits();
         ContextWaitHold { home: self.home().clone() }
