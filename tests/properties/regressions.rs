@@ -48,3 +48,52 @@ fn what_is_left_of_a_trimmed_pair_goes_before_what_was_shelved_later() {
         ],
     );
 }
+
+/// What nobody waits for may be pending all the same: the stream that was recorded is behind.
+#[test]
+fn an_event_of_a_buffer_that_was_proven_quiescent_is_not_recorded_again_while_it_is_pending() {
+    replay(
+        Setup {
+            devices: 1,
+            reads_pageable: false,
+            cap: 1 << 26,
+            ceiling: usize::MAX,
+            zero_limit: usize::MAX,
+            seed: 1,
+        },
+        &[
+            Take(Plain, 1),
+            Record(0, 0),
+            AssumeQuiescent(0),
+            Drop(0, false),
+            Settle,
+            Take(Plain, 1),
+            Record(0, 0),
+        ],
+    );
+}
+
+#[test]
+fn a_buffer_that_one_of_two_streams_is_done_with_is_not_harvested() {
+    replay(
+        Setup {
+            devices: 1,
+            reads_pageable: false,
+            cap: 1 << 26,
+            ceiling: usize::MAX,
+            zero_limit: usize::MAX,
+            seed: 1,
+        },
+        &[
+            Prewarm(1, 1),
+            Take(Plain, 1),
+            Hold(1),
+            Record(0, 0),
+            CopyOut(0, 1, 255, true),
+            RunUntilIdle,
+            Drop(0, false),
+            Settle,
+            Take(Plain, 1),
+        ],
+    );
+}

@@ -168,7 +168,7 @@ fn operations(profile: Profile) -> impl Strategy<Value = Op> {
         3 => (guard.clone(), stream.clone()).prop_map(|(guard, stream)| Op::CopyBack(guard, stream)),
         8 => (guard.clone(), stream.clone()).prop_map(|(guard, stream)| Op::Record(guard, stream)),
         20 => (guard.clone(), prop::bool::weighted(0.1)).prop_map(|(guard, away)| Op::Drop(guard, away)),
-        3 => guard.clone().prop_map(Op::AssumeQuiescent),
+        6 => guard.clone().prop_map(Op::AssumeQuiescent),
         2 => guard.clone().prop_map(Op::Wait),
         2 => guard.prop_map(Op::IsQuiescent),
     ];
