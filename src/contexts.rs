@@ -409,3 +409,22 @@ fn release_primary(driver: &Driver, device: i32) -> bool {
     // With a context or a driver that is gone the retain went too.
     Severity::of(&error) == Severity::Gone
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_is_dropped_with_its_context_and_not_in_a_forked_child() {
+        let driver = Driver::host_only();
+        for (fork, owners_left) in [(ForkWord::of_this_process(), 1), (ForkWord::of_a_parent(), 2)] {
+            let owner = Arc::new(());
+            let hold = Hold::Owner(Some(owner.clone()));
+            let mut context = Context::new(&driver, ContextHandle(1), hold);
+            Arc::get_mut(&mut context).expect("nobody else has it").fork = fork;
+            drop(context);
+            // The last owner destroys the context, which in a child would call the parent's driver.
+            assert_eq!(Arc::strong_count(&owner), owners_left);
+        }
+    }
+}

@@ -57,6 +57,12 @@ impl ForkWord {
         }
     }
 
+    /// As a forked child sees its parent's.
+    #[cfg(test)]
+    pub(crate) fn of_a_parent() -> Self {
+        ForkWord(Box::leak(Box::new(AtomicU32::new(0))))
+    }
+
     /// Whether this process is a forked child of the one that made the word.
     #[inline]
     pub(crate) fn is_child(self) -> bool {

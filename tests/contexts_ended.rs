@@ -235,8 +235,10 @@ fn one_answer_alone_ends_no_context() {
     let own_stream = rig.sim.cuda().cu_stream_create(1).unwrap();
     drop(rig.pool.take(LEN));
     rig.drain();
+    rig.sim.cuda().cu_ctx_set_current(0).unwrap();
     for call in ["cuCtxSynchronize", "cuCtxGetId", "cuCtxSetCurrent", "cuEventQuery"] {
-        rig.sim.fail(call, Fault::once(709));
+        // Everybody who asks this is told that the context is gone; nothing else says so.
+        rig.sim.fail(call, Fault::always(709));
         let mut buffer = rig.pool.take(LEN);
         let _ = buffer.record_last_use(&stream);
         drop((buffer, rig.pool.take(LEN)));
@@ -247,7 +249,6 @@ fn one_answer_alone_ends_no_context() {
     rig.sim.hold(own_stream);
     rig.sim.stall(own_stream, Duration::ZERO);
     let buffer = rig.pool.take_pinned(LEN).unwrap();
-    rig.sim.cuda().cu_ctx_set_current(0).unwrap();
     drop(buffer);
     assert!(!rig.pool.drain(Duration::from_millis(50)), "a living context was forgotten");
     rig.sim.release(own_stream);
