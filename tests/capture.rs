@@ -54,7 +54,7 @@ fn everything(rig: &Rig, stream: &SimStream) {
     };
     // Registering on the lane, after a pageable return.
     let misses: Vec<PinnedBuffer> = (0..3).map(|_| rig.pool.take(LEN)).collect();
-    drop(misses);
+    misses.into_iter().for_each(give_back);
     rig.drain();
     // Recording, querying, zeroing, shelving.
     for seed in 0..3 {

@@ -121,6 +121,7 @@ fn every_way_to_copy_in_a_capture_is_held() {
     drop((source, own));
     launch(&rig, &graph);
     assert!(rig.on_device(&device) == bytes && rig.on_device(&second) == pattern(3, LEN));
+    rig.drain();
     assert_eq!(rig.pool.stats().held_bytes, LEN);
     assert_eq!(rig.registered(), 3 * LEN, "memory of the caller's is held too");
     drop(graph);
@@ -174,7 +175,11 @@ fn nothing_that_the_pool_does_breaks_a_capture_of_another_thread() {
 fn everything(rig: &Rig, device: &mut CudaSlice<u8>) {
     let pool = &rig.pool;
     // Registering on the lane.
-    drop((0..3).map(|_| pool.take(LEN)).collect::<Vec<_>>());
+    let misses: Vec<_> = (0..3).map(|_| pool.take(LEN)).collect();
+    for mut buffer in misses {
+        buffer.record_last_use(&rig.stream).unwrap();
+    }
+    rig.fake.run_until_idle();
     rig.drain();
     rig.fake.reset_calls();
     for seed in 0..3 {
