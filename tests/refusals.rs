@@ -147,6 +147,8 @@ fn a_refused_release_of_a_context_is_tried_again() {
 fn only_the_page_locking_call_itself_says_that_it_is_not_supported() {
     for entry in ["cuCtxGetCurrent", "cuCtxSetCurrent"] {
         let rig = Rig::new();
+        // The context is known, and only the way into it is refused.
+        rig.shelve(2 * LEN, 1);
         let buffer = rig.pool.take(LEN);
         rig.sim.fail(entry, Fault::always(801));
         drop(buffer);
