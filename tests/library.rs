@@ -18,6 +18,12 @@ fn mapped(path: &Path) -> libloading::Library {
     unsafe { libloading::Library::new(path) }.unwrap()
 }
 
+/// The first line of the list of mappings that names the file.
+fn place_in_maps(file: &Path) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().position(|line| line.ends_with(file.to_str().unwrap())).expect("it is mapped")
+}
+
 /// What the search for a library that was chosen by name says of it.
 fn answer_for(library: &Path) -> String {
     let reports = Driver::builder().library(library).build().libraries();
@@ -117,10 +123,17 @@ fn child_behind_a_mapped_stub() {
         return;
     }
     let folder = folder("library-behind-stub");
-    let stub = copy_of("libfake_stub.so", folder.join("stubs/libcuda.so"));
     let real = copy_of("libfake_cuda.so", folder.join("libcuda.so.535"));
-    // The kernel maps downwards, so what is mapped last comes first in the list.
-    let _kept = (mapped(&real), mapped(&stub));
+    let mut kept = vec![mapped(&real)];
+    // The kernel mostly maps downwards, but a hole further up may be large enough for a stub: copies are mapped
+    // until one comes first in the list.
+    let stub = (0..64)
+        .map(|number| copy_of("libfake_stub.so", folder.join(format!("stubs{number}/libcuda.so"))))
+        .find(|stub| {
+            kept.push(mapped(stub));
+            place_in_maps(stub) < place_in_maps(&real)
+        })
+        .expect("one of so many lies below");
     let report = &Driver::cuda().unwrap().libraries()[0];
     assert_eq!(report.found.as_deref(), Some(&*real));
     let answer = "is the link-time stub: cuDriverGetVersion answered CUDA_ERROR_STUB_LIBRARY (34)";
