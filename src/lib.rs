@@ -50,6 +50,9 @@ pub mod architecture {}
 #[doc = include_str!("../docs/safety.md")]
 pub mod safety {}
 
+#[doc = include_str!("../docs/performance.md")]
+pub mod performance {}
+
 #[doc = include_str!("../docs/pinning.md")]
 pub mod pinning {}
 
