@@ -344,7 +344,8 @@ impl PinnedPool {
     /// While the returned guard lives, no pool of this driver makes a context-wide wait (`cuCtxSynchronize`).
     ///
     /// For captures of CUDA graphs on streams that no pool was ever shown: such a wait would invalidate them. Buffers
-    /// dropped without a record wait meanwhile.
+    /// dropped without a record wait meanwhile. A wait that has begun before this call is not called back: take the
+    /// hold before work is given away without a record, not in the moment before a capture begins.
     ///
     /// None begins once this has returned. For one that has begun it waits, but at most 20 ms: the driver may be in it
     /// for as long as device work lasts.
