@@ -24,7 +24,7 @@ use crate::driver_pages;
 use crate::error::CallError;
 use crate::events::{self, Spare, Use};
 pub(crate) use crate::fate::{Fate, Proof};
-use crate::holds::BlockHolds;
+use crate::holds::{BlockHolds, Captured};
 use crate::notes::Notes;
 use crate::pages::Pages;
 use crate::regions;
@@ -72,6 +72,16 @@ struct Body {
 
 #[cfg(not(loom))]
 const _: () = assert!(std::mem::offset_of!(Body, uses) == 64, "what a drop touches is on one cache line");
+
+impl Body {
+    /// Nobody knows where to wait for what is not recorded; the end of a graph would say nothing of that.
+    fn lose_its_context(&mut self) {
+        match self.fate {
+            Fate::Captured => self.holds.get_mut().add(Captured::ForEver),
+            _ => self.fate = Fate::Unknown,
+        }
+    }
+}
 
 /// With the caller.
 #[derive(Debug)]
@@ -188,6 +198,11 @@ impl Out {
         if self.0.fate != Fate::Captured {
             self.0.fate = fate;
         }
+    }
+
+    /// The dropping thread's context could not be asked for.
+    pub(crate) fn lose_its_context(&mut self) {
+        self.0.lose_its_context();
     }
 
     /// The caller proved quiescence of everything up to now.

@@ -217,11 +217,15 @@ impl Drop for PinnedBuffer {
         }
         // Without a record the thread's context is how the pool learns where work may be outstanding,
         // and where it may page-lock.
-        let unrecorded =
-            block.uses().is_empty() && matches!(block.fate(), Fate::Recorded | Fate::RecordFailed);
+        let unrecorded = match block.fate() {
+            Fate::Recorded => block.uses().is_empty(),
+            // Every context will be waited for, now or when the graph is gone.
+            Fate::RecordFailed | Fate::Captured => true,
+            Fate::Unknown | Fate::Proven | Fate::ContextsIdle => false,
+        };
         let seen = if unrecorded { home.driver.api().current_context() } else { Ok(None) };
         let seen = seen.unwrap_or_else(|_| {
-            block.worsen(Fate::Unknown);
+            block.lose_its_context();
             None
         });
         let dirty_bytes = self.dirty.bytes(self.len);

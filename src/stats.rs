@@ -125,7 +125,8 @@ impl ClassCounts {
     pub(crate) fn pinned_off_shelf(&self, hits: u64) -> usize {
         let settled = Self::by_kind(&self.settled, true);
         let given = hits.wrapping_add(self.given_beside_hits(true)).wrapping_add(self.promoted.read());
-        usize::try_from(given.wrapping_sub(settled) as i64).unwrap_or(0)
+        let resumed = Self::by_kind(&self.resumed, true);
+        usize::try_from(given.wrapping_add(resumed).wrapping_sub(settled) as i64).unwrap_or(0)
     }
 
     pub(crate) fn returned_total(&self) -> u64 {
@@ -134,6 +135,10 @@ impl ClassCounts {
 
     pub(crate) fn settled_total(&self) -> u64 {
         self.settled[0].total().wrapping_add(self.settled[1].total())
+    }
+
+    fn resumed_total(&self) -> u64 {
+        self.resumed[0].total().wrapping_add(self.resumed[1].total())
     }
 
     fn by_kind(epochs: &[Split; 2], pinned: bool) -> u64 {
@@ -147,7 +152,7 @@ impl ClassCounts {
         let settled_pinned = Self::by_kind(&self.settled, true);
         let returned = self.returned_total();
         let returned_pinned = Self::by_kind(&self.returned, true);
-        let resumed = self.resumed[0].total().wrapping_add(self.resumed[1].total());
+        let resumed = self.resumed_total();
         let resumed_pinned = Self::by_kind(&self.resumed, true);
         let shelf = shelf();
         let given_pinned = shelf.hits[1].wrapping_add(self.given_beside_hits(true));
@@ -288,7 +293,7 @@ impl Counts {
     pub(crate) fn queued_bytes(&self) -> u64 {
         self.bytes_of(|counts| {
             let settled = counts.settled_total();
-            let queued = counts.returned_total().wrapping_sub(settled);
+            let queued = counts.returned_total().wrapping_add(counts.resumed_total()).wrapping_sub(settled);
             if queued as i64 > 0 { queued } else { 0 }
         })
     }
@@ -362,5 +367,33 @@ impl Counts {
             wait_time: time(|class| class.wait_time),
             classes,
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A page-locked block that was returned, held for a graph, queued again, and dealt with; `rounds` times.
+    fn held_and_resumed(counts: &ClassCounts, rounds: u64) {
+        counts.misses.of(true).add(rounds);
+        counts.returned[0].of(true).add(rounds);
+        counts.settled[0].of(true).add(rounds);
+        counts.resumed[1].of(true).add(rounds);
+        counts.settled[1].of(true).add(rounds);
+    }
+
+    #[test]
+    fn what_graphs_held_once_hides_nothing_that_is_queued_or_out_later() {
+        let all = Counts::default();
+        let class = SizeClass::of(4096).unwrap();
+        let counts = all.class(class);
+        held_and_resumed(counts, 5);
+        assert_eq!((all.queued_bytes(), counts.pinned_off_shelf(0)), (0, 0));
+        // Three are taken, and one of them comes back.
+        counts.misses.of(true).add(3);
+        counts.returned[0].of(true).add(1);
+        assert_eq!(all.queued_bytes(), class.bytes() as u64, "no backlog would ever be said");
+        assert_eq!(counts.pinned_off_shelf(0), 3, "more would be page-locked than the cap has room for");
     }
 }

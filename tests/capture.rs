@@ -6,7 +6,7 @@ mod common;
 
 use common::{PATIENCE, Rig, all_zero, copy_to_device, pattern, until};
 use pinpool::pin::{Pinned, Region, pin_all};
-use pinpool::sim::{CaptureMode, Sim, SimContext, SimStream};
+use pinpool::sim::{CaptureMode, Fault, Sim, SimContext, SimStream};
 use pinpool::{Error, PinnedBuffer};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -363,4 +363,62 @@ fn unpin_is_refused_while_a_graph_exists_and_the_memory_is_freed_afterwards() {
         assert!(pinpool::pin::drain(PATIENCE));
     }
     rig.finish();
+}
+
+/// A page-locked buffer that was captured, with its graph; and a context, current here, that is no primary one and was
+/// never shown to the pool, with a stream of it that is held in the middle of something.
+fn captured_and_used_elsewhere(rig: &Rig) -> (PinnedBuffer, pinpool::sim::SimGraph, usize, usize) {
+    let (captures, device) = (rig.context.stream(), rig.context.alloc(LEN));
+    let mut buffer = rig.pinned(LEN);
+    captures.begin_capture(CaptureMode::Relaxed);
+    copy_to_device(&captures, &buffer, LEN, &device);
+    assert_eq!(buffer.record_last_use(&captures), Err(Error::Capturing));
+    let graph = captures.end_capture().expect("nothing breaks it");
+    let own = rig.sim.cuda().cu_ctx_create(0, 0).unwrap();
+    let stream = rig.sim.cuda().cu_stream_create(1).unwrap();
+    rig.sim.hold(stream);
+    rig.sim.stall(stream, Duration::ZERO);
+    (buffer, graph, own, stream)
+}
+
+fn finish_with(rig: Rig, own: usize, stream: usize) {
+    rig.sim.release(stream);
+    rig.drain();
+    assert!(rig.pool.shutdown().completed);
+    rig.sim.cuda().cu_stream_destroy(stream).unwrap();
+    rig.sim.cuda().cu_ctx_destroy(own).unwrap();
+    rig.context.bind();
+    rig.finish();
+}
+
+/// The end of the graph says nothing of a use without a record, in a context that the drop alone can teach.
+#[test]
+fn what_else_uses_a_captured_buffer_is_waited_for_when_the_graph_is_gone() {
+    let rig = Rig::new();
+    let (buffer, graph, own, stream) = captured_and_used_elsewhere(&rig);
+    let address = buffer.as_ptr();
+    drop(buffer);
+    rig.drain();
+    assert_eq!(rig.pool.stats().held_buffers, 1);
+    drop(graph);
+    until("it is released", || rig.pool.stats().held_buffers == 0);
+    assert!(!rig.pool.drain(Duration::from_millis(50)), "not waited for");
+    assert_ne!(rig.pool.take(LEN).as_ptr(), address);
+    finish_with(rig, own, stream);
+}
+
+#[test]
+fn a_captured_buffer_whose_other_uses_cannot_be_known_is_not_given_back_with_its_graph() {
+    for call in ["cuCtxGetCurrent", "cuCtxGetDevice"] {
+        let rig = Rig::new();
+        let (buffer, graph, own, stream) = captured_and_used_elsewhere(&rig);
+        rig.sim.fail(call, Fault::once(999));
+        drop(buffer);
+        rig.drain();
+        rig.sim.clear_faults();
+        let stats = rig.assert_balanced();
+        assert_eq!((stats.held_buffers, stats.quarantined_pinned_bytes), (0, LEN), "{call}: {stats:#?}");
+        drop(graph);
+        finish_with(rig, own, stream);
+    }
 }

@@ -290,6 +290,27 @@ fn a_stream_that_is_gone_keeps_nothing_waiting() {
     rig.finish();
 }
 
+/// Reads do not wait for a graph that copies from the buffer, but for a copy into it, recorded or not.
+#[test]
+fn a_capture_hides_no_copy_into_the_buffer_whose_record_failed() {
+    let rig = rig();
+    let bytes = pattern(6, LEN);
+    let mut device = rig.device(LEN);
+    rig.stream.memcpy_htod(&bytes, &mut device).unwrap();
+    rig.fake.run_until_idle();
+    let buffer = rig.filled(LEN, &pattern(1, LEN));
+    rig.hold();
+    rig.fake.fail("cuEventRecord", 1, 999);
+    let (_, mut buffer) = buffer.download(&rig.stream, &device).expect_err("the record failed");
+    rig.other.begin_capture(RELAXED).unwrap();
+    assert_eq!(buffer.record_last_use(&rig.other), Err(Error::Capturing));
+    let graph = end_capture(&rig.other);
+    assert!(rig.must_wait(|| buffer[..] == bytes[..]), "read before the device has written");
+    drop((buffer, graph));
+    until("it is released", || rig.pool.stats().held_buffers == 0);
+    rig.finish();
+}
+
 #[test]
 fn without_user_objects_the_caller_s_word_holds_it() {
     let none = [("FAKE_CUDA_USER_OBJECTS", OsStr::new("0"))];

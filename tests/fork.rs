@@ -38,6 +38,14 @@ macro_rules! alone {
     )*};
 }
 
+/// A buffer that a graph was said to use, and no longer.
+#[allow(unsafe_code)]
+fn hold_for_a_graph(pool: &PinnedPool) {
+    let mut buffer = pool.take(KIB);
+    // SAFETY: there is no graph.
+    (0..20).for_each(|_| drop(unsafe { buffer.hold_for_graph() }));
+}
+
 alone! {
     a_child_takes_fills_and_drops_plain_memory_and_leaks_none_of_it => child_that_takes {
         let rig = Rig::new();
@@ -257,6 +265,27 @@ alone! {
         });
         rig.drain();
         rig.pool.shutdown();
+    }
+
+    forks_while_threads_hold_buffers_for_graphs_hang_no_child => children_of_holders {
+        let (rig, stop) = (Rig::new(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        hold_for_a_graph(&rig.pool);
+                    }
+                });
+            }
+            let holds = || {
+                hold_for_a_graph(&rig.pool);
+                0
+            };
+            let status = (0..200).map(|_| forked(holds)).find(|status| *status != 0);
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(status, None);
+        });
+        rig.drain();
     }
 
     a_child_of_a_child_is_one_too => child_that_forks {

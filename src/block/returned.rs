@@ -47,7 +47,7 @@ impl Returned {
 
     /// The context that was current at the drop could not be asked for.
     pub(crate) fn lost_its_context(&mut self) {
-        self.0.fate = Fate::Unknown;
+        self.0.lose_its_context();
     }
 
     /// Every context that may hold work of the block was synchronised after its return.

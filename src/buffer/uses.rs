@@ -247,7 +247,7 @@ impl PinnedBuffer {
         SlowWait {
             home: self.home.clone(),
             notes: self.block().notes().lock().clone(),
-            everything: self.flags.has(FOREIGN),
+            everything: self.flags.has(FOREIGN) || self.block().fate() == Fate::RecordFailed,
         }
     }
 

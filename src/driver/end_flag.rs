@@ -1,5 +1,6 @@
 //! The word that says that a graph is gone: shared with the driver, which sets it when it likes.
 
+use crate::os::ProcessMark;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,9 +12,17 @@ pub(crate) struct EndFlag(&'static AtomicBool);
 /// Words that nobody uses.
 static UNUSED: Mutex<Vec<&'static AtomicBool>> = Mutex::new(Vec::new());
 
+/// Whose they are: a forked child has a copy of the lock as well, perhaps of a moment when somebody had it.
+static UNUSED_IN: ProcessMark = ProcessMark::new();
+
 impl EndFlag {
     pub(crate) fn new() -> Self {
-        let unused = UNUSED.lock().pop();
+        let unused = if UNUSED_IN.is_inherited() {
+            None
+        } else {
+            UNUSED_IN.set();
+            UNUSED.lock().pop()
+        };
         Self(unused.unwrap_or_else(|| Box::leak(Box::new(AtomicBool::new(false)))))
     }
 
@@ -33,6 +42,9 @@ impl EndFlag {
 
     /// For another graph: nobody will set it, or ask it, any more.
     pub(crate) fn give_back(self) {
+        if UNUSED_IN.is_inherited() {
+            return;
+        }
         self.0.store(false, Ordering::Release);
         UNUSED.lock().push(self.0);
     }

@@ -5,6 +5,7 @@
 //! application never sees it.
 
 use super::cudarc_library::identity_of_streams;
+use crate::driver::exit::Visit;
 use crate::driver::{ContextHandle, Driver, KeepAlive, StreamHandle};
 use crate::stream::{Keep, StreamRef, Watched, sealed::AsStreamRef};
 use cudarc::driver::CudaStream;
@@ -39,7 +40,9 @@ struct WeakStream(Weak<CudaStream>);
 
 impl Watched for WeakStream {
     fn captures(&self, driver: &Driver) -> Option<bool> {
-        // Alive during the question. Should this be its last owner by then, cudarc destroys it here as it would there.
+        // Alive during the question. Should this be its last owner by then, cudarc destroys it here as it would there:
+        // before the visit ends, so that a process which exits meanwhile waits for that too.
+        let _inside = Visit::begin()?;
         let stream = self.0.upgrade()?;
         let capturing = driver.api().is_capturing(StreamHandle(stream.cu_stream() as usize));
         // No "yes": a lost device must not look like a capture.
