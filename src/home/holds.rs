@@ -15,6 +15,10 @@ impl Home {
     /// may last as long as the device works, so that is not waited for without end.
     pub(crate) fn hold_context_waits(&self) {
         self.captures.hold_waits();
+        if self.is_over() {
+            // Nobody waits any more, and a fork may have copied the lock as it was held.
+            return;
+        }
         let deadline = Instant::now() + WAITS_BEGIN_WITHIN;
         self.progress.wait_until(Some(deadline), || !self.captures.a_wait_is_under_way());
     }
