@@ -285,7 +285,6 @@ alone! {
             stop.store(true, Ordering::Relaxed);
             assert_eq!(status, None);
         });
-        rig.drain();
     }
 
     a_child_of_a_child_is_one_too => child_that_forks {
