@@ -14,8 +14,40 @@ use crate::size_class::SizeClass;
 use crate::stats::Counts;
 use crate::sync::{Arc, AtomicBool, Ordering, Progress, thread};
 
-fn shelf(cap_bytes: usize) -> Arc<Shelf> {
-    Arc::new(Shelf::new(cap_bytes, Arc::default(), Arc::new(Clock::default())))
+/// A shelf, and what every block on it keeps alive.
+#[derive(Clone)]
+struct Shelves {
+    owner: Arc<()>,
+    shelf: Arc<Shelf<()>>,
+}
+
+impl Shelves {
+    fn new(cap_bytes: usize) -> Self {
+        let (owner, clock) = (Arc::new(()), Arc::new(Clock::default()));
+        let shelf = Shelf::new(cap_bytes, Arc::default(), clock, Arc::downgrade(&owner));
+        Self { owner, shelf: Arc::new(shelf) }
+    }
+
+    fn push(&self, class: SizeClass) {
+        let mut evicted = Vec::new();
+        let placed = self.shelf.push(ready(class), self.owner.clone(), |block| evicted.push(block));
+        evicted.into_iter().for_each(free);
+        if let Placed::Refused(block) = placed {
+            free(block);
+        }
+    }
+
+    fn pop(&self, class: SizeClass) -> Option<Ready> {
+        // With the reference that it left behind, which ends here.
+        self.shelf.pop(class).map(|(block, _)| block)
+    }
+
+    /// At the end: nothing is on the shelf, and no reference to its owner is lost or given twice.
+    fn end(self) {
+        self.shelf.trim_to(0, free);
+        assert_eq!(self.shelf.pooled_bytes(), 0);
+        assert_eq!(Arc::strong_count(&self.owner), 1, "references to the owner");
+    }
 }
 
 fn ready(class: SizeClass) -> Ready {
@@ -30,73 +62,63 @@ fn free(block: Ready) {
     block.retire().release(&Driver::host_only());
 }
 
-fn push(shelf: &Shelf, class: SizeClass) {
-    let mut evicted = Vec::new();
-    let placed = shelf.push(ready(class), |block| evicted.push(block));
-    evicted.into_iter().for_each(free);
-    if let Placed::Refused(block) = placed {
-        free(block);
-    }
-}
-
 pub fn a_shelved_block_is_popped_once_and_the_counts_stay_right() {
     check(Some(3), || {
-        let (shelf, class) = (shelf(8), SizeClass::at(0));
-        push(&shelf, class);
+        let (shelves, class) = (Shelves::new(8), SizeClass::at(0));
+        shelves.push(class);
         let popper = {
-            let shelf = shelf.clone();
-            thread::spawn(move || shelf.pop(class))
+            let shelves = shelves.clone();
+            thread::spawn(move || shelves.pop(class))
         };
         let pusher = {
-            let shelf = shelf.clone();
-            thread::spawn(move || push(&shelf, class))
+            let shelves = shelves.clone();
+            thread::spawn(move || shelves.push(class))
         };
-        let popped = [shelf.pop(class), popper.join().unwrap()];
+        let popped = [shelves.pop(class), popper.join().unwrap()];
         pusher.join().unwrap();
         let left = 2 - popped.iter().flatten().count();
         assert!(left <= 1, "a block was on the shelf all the time");
-        assert_eq!(shelf.pooled_bytes(), left * class.bytes());
+        assert_eq!(shelves.shelf.pooled_bytes(), left * class.bytes());
         popped.into_iter().flatten().for_each(free);
-        std::iter::from_fn(|| shelf.pop(class)).for_each(free);
-        assert_eq!(shelf.pooled_bytes(), 0);
+        shelves.end();
     });
 }
 
 pub fn the_cap_holds_at_every_moment() {
     check(Some(2), || {
-        let (shelf, small, large) = (shelf(2), SizeClass::at(0), SizeClass::at(1));
-        push(&shelf, small);
+        let (shelves, small, large) = (Shelves::new(2), SizeClass::at(0), SizeClass::at(1));
+        shelves.push(small);
         let pushers = [small, large].map(|class| {
-            let shelf = shelf.clone();
-            thread::spawn(move || push(&shelf, class))
+            let shelves = shelves.clone();
+            thread::spawn(move || shelves.push(class))
         });
         let popper = {
-            let shelf = shelf.clone();
-            thread::spawn(move || shelf.pop(small).into_iter().for_each(free))
+            let shelves = shelves.clone();
+            thread::spawn(move || shelves.pop(small).into_iter().for_each(free))
         };
         // As the statistics are read.
-        let pooled_bytes = shelf.while_only_shrinking(|| shelf.pooled_bytes());
+        let pooled_bytes = shelves.shelf.while_only_shrinking(|| shelves.shelf.pooled_bytes());
         assert!(pooled_bytes <= 2, "{pooled_bytes} bytes are pooled");
         pushers.into_iter().for_each(|pusher| pusher.join().unwrap());
         popper.join().unwrap();
-        assert!(shelf.pooled_bytes() <= 2);
-        shelf.trim_to(0, free);
+        assert!(shelves.shelf.pooled_bytes() <= 2);
+        shelves.end();
     });
 }
 
 pub fn a_lowered_cap_is_obeyed_when_the_call_returns() {
     check(Some(3), || {
-        let (shelf, class) = (shelf(2), SizeClass::at(0));
-        push(&shelf, class);
+        let (shelves, class) = (Shelves::new(2), SizeClass::at(0));
+        shelves.push(class);
         let pusher = {
-            let shelf = shelf.clone();
-            thread::spawn(move || push(&shelf, class))
+            let shelves = shelves.clone();
+            thread::spawn(move || shelves.push(class))
         };
-        shelf.set_cap(1, free);
-        assert!(shelf.pooled_bytes() <= 1, "the call has returned");
+        shelves.shelf.set_cap(1, free);
+        assert!(shelves.shelf.pooled_bytes() <= 1, "the call has returned");
         pusher.join().unwrap();
-        assert!(shelf.pooled_bytes() <= 1, "what is pushed later obeys too");
-        shelf.trim_to(0, free);
+        assert!(shelves.shelf.pooled_bytes() <= 1, "what is pushed later obeys too");
+        shelves.end();
     });
 }
 
@@ -106,10 +128,14 @@ pub fn an_event_is_never_given_to_two_uses() {
         let driver = device.driver();
         let context = Contexts::default().of_stream(&driver, &stream_ref());
         let record = move || {
-            let used = events::record(&driver, context.clone(), &stream_ref()).expect("the device records");
+            let new_use = || {
+                let recorded = events::record(&driver, context.clone(), None, &stream_ref());
+                recorded.unwrap_or_else(|_| panic!("the device records"))
+            };
+            let used = new_use();
             // Not waited for by anybody any more; perhaps pending.
             events::discard(&driver, used);
-            events::record(&driver, context.clone(), &stream_ref()).expect("the device records")
+            new_use()
         };
         let other = {
             let record = record.clone();
