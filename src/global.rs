@@ -19,8 +19,8 @@ const MAX_IDLE_SECONDS: &str = "PINPOOL_MAX_IDLE_SECONDS";
 
 static GLOBAL: OnceLock<PinnedPool> = OnceLock::new();
 
-/// The process-wide pool: [`Driver::auto`], at most 4 GiB of idle bytes and no ceiling on what is page-locked, or what
-/// [`init_global`] or the environment said before its first use.
+/// The process-wide pool: the [defaults of the builder](PoolBuilder), or what [`init_global`] or the environment said
+/// before its first use.
 ///
 /// Never dropped, so nothing of it runs when the process exits; an explicit [`shutdown`] is for programs that
 /// want their memory back, or its report, earlier.
