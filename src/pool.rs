@@ -335,8 +335,8 @@ impl PinnedPool {
         home.progress.wait_until(Some(deadline), || home.counts.retiring_buffers() == 0);
     }
 
-    /// Waits until every buffer returned before the call has been dealt with: shelved, freed, or
-    /// quarantined. False when the timeout came first.
+    /// Waits until every buffer returned before the call has been dealt with: shelved, freed, quarantined, or held for
+    /// a graph that it was captured into, whose end it does not wait for. False when the timeout came first.
     pub fn drain(&self, timeout: Duration) -> bool {
         !self.home().is_over() && self.home().drain(timeout)
     }
