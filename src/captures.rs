@@ -8,6 +8,7 @@
 use crate::contexts::{Context, with_current};
 use crate::driver::{ContextHandle, Driver, DriverIdentity, StreamHandle};
 use crate::holds::{Captured, Holds};
+use crate::os::ProcessMark;
 use crate::stream::{StreamRef, Watch, Watched};
 use crate::sync::{Arc, AtomicUsize, Instant, Mutex, Ordering, fixed};
 use std::sync::Weak;
@@ -68,8 +69,17 @@ impl Unseen {
     }
 }
 
+type All = fixed::Mutex<Vec<(DriverIdentity, Weak<Captures>)>>;
+
 /// The records of the drivers that have pools.
-static ALL: fixed::Mutex<Vec<(DriverIdentity, Weak<Captures>)>> = fixed::Mutex::new(Vec::new());
+static ALL: All = fixed::Mutex::new(Vec::new());
+
+/// Whose they are: a forked child, in which pools can be made, has a copy of the lock as well, perhaps of a moment when
+/// somebody had it.
+static ALL_IN: ProcessMark = ProcessMark::new();
+
+/// That child's.
+static ALL_OF_A_CHILD: All = fixed::Mutex::new(Vec::new());
 
 impl Captures {
     /// The record of a driver, which its pools share.
@@ -78,7 +88,13 @@ impl Captures {
             return Arc::default(); // A model must not see what another one does.
         }
         let identity = driver.api().identity();
-        let mut all = ALL.lock();
+        let all = if ALL_IN.is_inherited() {
+            &ALL_OF_A_CHILD
+        } else {
+            ALL_IN.set();
+            &ALL
+        };
+        let mut all = all.lock();
         all.retain(|(_, captures)| captures.strong_count() > 0);
         let known = all.iter().find(|(of, _)| *of == identity).and_then(|(_, captures)| captures.upgrade());
         known.unwrap_or_else(|| {

@@ -14,7 +14,7 @@ use child::{in_child, is_child};
 use common::{KIB, MIB, PATIENCE, Rig, all_zero, copy_to_device, pattern, until};
 use pinpool::regions;
 use pinpool::sim::{Fault, Sim, SimStream};
-use pinpool::{Error, PinnedBuffer, PinnedPool};
+use pinpool::{Driver, Error, PinnedBuffer, PinnedPool};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -282,6 +282,26 @@ alone! {
                 0
             };
             let status = (0..200).map(|_| forked(holds)).find(|status| *status != 0);
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(status, None);
+        });
+    }
+
+    forks_while_threads_make_pools_hang_no_child => children_of_makers {
+        let make = || drop(PinnedPool::builder().driver(Driver::host_only()).build().unwrap().take(KIB));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // One, since a thread that waits for a lock is in a table of the lock's library, which no child could mend.
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    PinnedPool::builder().driver(Driver::host_only()).build().unwrap();
+                }
+            });
+            let makes = || {
+                make();
+                0
+            };
+            let status = (0..200).map(|_| forked(makes)).find(|status| *status != 0);
             stop.store(true, Ordering::Relaxed);
             assert_eq!(status, None);
         });
