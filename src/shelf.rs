@@ -11,6 +11,8 @@
 #![allow(unsafe_code)] // Takes over references that were left behind as a number.
 
 mod stack;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use crate::block::Ready;
 use crate::boundary::Boundary;
