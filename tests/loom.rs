@@ -48,8 +48,8 @@ models! {
     /// `give_result` does not look whether the lane was abandoned: deadlock, a result in a queue that nobody reads.
     what_an_abandoned_lane_holds_is_counted_once;
 
-    /// The lane does not say that it is about to wait, as it did not: "a context-wide wait begins while they are held".
-    /// `hold_context_waits` does not wait for one that is under way: "is under way while they are held".
+    /// The lane does not say that it is about to wait, or `hold_context_waits` does not wait for one that is, as both did
+    /// not: "a context-wide wait is under way while they are held".
     no_context_wide_wait_is_made_while_they_are_held;
 }
 
@@ -58,10 +58,12 @@ models! {
     /// `pop` counts after it has released the lock: the number of blocks is wrong.
     a_shelved_block_is_popped_once_and_the_counts_stay_right;
 
-    /// `Shelf::push` without the budget's lock: more is pooled than the cap allows.
+    /// `Shelf::push` without the budget's lock, or without adding to the budget's bound: more is pooled than the cap
+    /// allows.
     the_cap_holds_at_every_moment;
 
-    /// `Shelf::set_cap` evicts before it takes the lock: "the call has returned", and the shelf is too full.
+    /// `Shelf::set_cap` evicts before it takes the lock: "the call has returned", and the shelf is too full. An evicted
+    /// block's reference to the owner is not taken over: "references to the owner".
     a_lowered_cap_is_obeyed_when_the_call_returns;
 
     /// `events::discard` or `events::revive` gives out an event that is pending: "recorded again while its earlier work
@@ -101,7 +103,7 @@ models! {
     /// A drop counts in one drain epoch and its block says another: deadlock, a drain that nothing ends.
     a_drain_waits_for_everything_returned_before_it;
 
-    /// `Home::let_go` rings before it hands over: deadlock, nobody frees what was evicted.
+    /// `Home::let_go` rings before it hands over: after the shutdown an evicted buffer is left.
     what_a_caller_evicts_is_unregistered_and_freed;
 
     /// `Home::wake_at` does not ring: deadlock.
