@@ -34,5 +34,7 @@ fn every_block_on_a_shelf_stands_for_one_reference_to_its_owner() {
     let refused = shelf.push(ready(), owner.clone(), |_| ());
     assert!(matches!(refused, Placed::Refused(_)));
     assert_eq!(Arc::strong_count(&owner), 1);
-    gone.into_iter().for_each(|block| drop(block.retire().release(&Driver::host_only())));
+    for block in gone {
+        block.retire().release(&Driver::host_only());
+    }
 }
