@@ -116,8 +116,10 @@ fn busy(device: &'static Device, pool: &PinnedPool) {
 fn inside(device: &'static Device, call: &str, fault: impl FnOnce(&Device, &PinnedPool)) {
     let pool = device.pool();
     busy(device, &pool);
+    // Counted before the fault: the call that hangs may begin at once, and no other begins after it.
+    let before = device.calls(call);
     fault(device, &pool);
-    device.until_called_again(call);
+    device.until_more_calls(call, before);
     std::mem::forget(pool);
 }
 
