@@ -162,7 +162,8 @@ fn every_event_is_as_documented() {
         .filter(|one| one.name == "evicted")
         .flat_map(|one| one.values.iter().map(String::as_str).filter(|value| value.starts_with("reason")))
         .collect();
-    let all = ["cap", "ceiling", "idle", "order", "shutdown"].map(|why| format!("reason={why:?}"));
+    // Whether the cap is met in this life depends on who is faster; `eviction` and `boundary` hold it still.
+    let all = ["ceiling", "idle", "order", "shutdown"].map(|why| format!("reason={why:?}"));
     assert!(all.iter().all(|why| reasons.contains(why.as_str())), "{reasons:?}");
 }
 
@@ -254,8 +255,10 @@ fn a_subscriber_may_use_the_pool_in_every_event() {
         for bytes in [LEN, 2 * LEN] {
             drop(pool.take(bytes));
         }
+        // The life may change the cap between two of these calls.
+        let cap_before = pool.max_pooled_bytes();
         let stats = pool.stats();
-        assert!(stats.pooled_bytes <= pool.max_pooled_bytes());
+        assert!(stats.pooled_bytes <= cap_before.max(pool.max_pooled_bytes()));
         pool.trim_to(5 * LEN);
         let _ = pinpool::regions::live_count();
     });
