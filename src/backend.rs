@@ -111,12 +111,14 @@ pub unsafe trait MemoryBackend: Send + Sync {
     /// Waits until no device work that was enqueued before the call is outstanding, in any context that is in use:
     /// for a release without a record of the uses. Blocks.
     ///
-    /// Such a wait *breaks* a capture of a stream of the context. It is refused instead where the legacy stream tells of
-    /// one (906); a capture on a non-blocking stream is not known here, so make none meanwhile.
+    /// Such a wait *breaks* a capture of a stream of the context. It is refused instead (906) where the legacy stream
+    /// tells of one, or a stream captures that was shown to a pool of the same driver; a capture on another
+    /// non-blocking stream is not known here, so make none meanwhile, or say
+    /// [`hold_context_waits`](crate::PinnedPool::hold_context_waits).
     ///
     /// # Errors
     ///
-    /// [`BackendError::Driver`] when the driver cannot say; the memory must not be given back then.
+    /// [`BackendError::ContextWaitsHeld`] while such a hold lives; [`BackendError::Driver`] when the driver cannot say; the memory must not be given back then.
     fn wait_for_devices(&self) -> Result<(), BackendError>;
 
     /// Whether the host may touch the memory at any moment. False for managed memory of a device whose attribute 89

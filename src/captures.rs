@@ -232,7 +232,7 @@ fn place(key: usize) -> usize {
 
 /// A blocking stream of the context captures, whether or not it was ever shown: the legacy stream says so, and that
 /// question disturbs nothing.
-pub(crate) fn legacy_stream_is_captured_before(driver: &Driver, context: &Context) -> bool {
+fn legacy_stream_is_captured_before(driver: &Driver, context: &Context) -> bool {
     let asked = with_current(driver, context.handle, || driver.api().is_capturing(LEGACY));
     matches!(asked, Ok(Err(error)) if error.code() == IMPLICIT)
 }

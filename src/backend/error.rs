@@ -54,6 +54,9 @@ pub enum BackendError {
         /// The size that was stated.
         stated: usize,
     },
+    /// A wait for the devices was asked for while [`PinnedPool::hold_context_waits`](crate::PinnedPool::hold_context_waits)
+    /// forbids such waits. Nothing was waited for.
+    ContextWaitsHeld,
     /// This is a forked child, where CUDA cannot be used; the memory is the parent's.
     ForkedChild,
 }
@@ -107,6 +110,9 @@ impl fmt::Display for BackendError {
             BackendError::WrongSize { address, bytes, stated } => {
                 write!(f, "the allocation at {address:#x} has {bytes} bytes and not {stated}")
             }
+            BackendError::ContextWaitsHeld => f.write_str(
+                "not possible now: `hold_context_waits` forbids a wait for the devices; ask again when the hold is dropped",
+            ),
             BackendError::ForkedChild => f.write_str("this is a forked child, where CUDA cannot be used"),
         }
     }

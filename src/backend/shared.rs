@@ -7,7 +7,7 @@ use super::kind::Kind;
 use super::record::{AllocationRecord, Claim, DEFAULT_CAPACITY};
 use super::stats::{BackendStats, Counters};
 use super::temporary::TemporaryContext;
-use crate::captures::legacy_stream_is_captured_before;
+use crate::captures::Captures;
 use crate::contexts::{Context, Contexts, with_current};
 use crate::driver::{Driver, Severity};
 use crate::error::{CallError, Error};
@@ -33,6 +33,8 @@ const CAPTURE_IMPLICIT: u32 = 906;
 pub struct Backend<K: Kind> {
     driver: Driver,
     contexts: Contexts,
+    /// What the pools of this driver know of captures, and who forbids waits.
+    captures: Arc<Captures>,
     /// `Some` until the backend is dropped.
     context: Option<Arc<Context>>,
     device: i32,
@@ -229,11 +231,15 @@ unsafe impl<K: Kind> MemoryBackend for Backend<K> {
         if self.fork.is_child() {
             return Err(BackendError::ForkedChild);
         }
+        let _wait = UnderWay::begin(&self.captures);
+        if self.captures.waits_are_held() {
+            return Err(BackendError::ContextWaitsHeld);
+        }
         with_relaxed_capture(&self.driver, || {
             self.contexts.learn_active_primaries(&self.driver)?;
             let contexts = self.contexts.usable();
             // Such a wait is refused while a stream of the context captures, and it breaks the capture too.
-            if contexts.iter().any(|context| legacy_stream_is_captured_before(&self.driver, context)) {
+            if contexts.iter().any(|context| self.captures.forbid_wait_for(&self.driver, context)) {
                 return Err(CallError::new("cuCtxSynchronize", CAPTURE_IMPLICIT));
             }
             contexts.iter().try_for_each(|context| context.synchronize(&self.driver))
@@ -243,6 +249,22 @@ unsafe impl<K: Kind> MemoryBackend for Backend<K> {
 
     fn is_always_touchable(&self) -> bool {
         self.is_always_touchable
+    }
+}
+
+/// A wait for contexts, which a hold of such waits looks for.
+struct UnderWay<'a>(&'a Captures);
+
+impl<'a> UnderWay<'a> {
+    fn begin(captures: &'a Captures) -> Self {
+        captures.wait_begins();
+        Self(captures)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.wait_is_over();
     }
 }
 
@@ -348,6 +370,7 @@ impl<'a, K: Kind> BackendBuilder<'a, K> {
         });
         // From here on its drop gives the context up again.
         let mut backend = Backend {
+            captures: Captures::of(&driver),
             driver,
             contexts,
             context: Some(context.map_err(unavailable)?),

@@ -8,7 +8,7 @@ use pinpool::backend::{
     TemporaryContext, Unified, WriteCombined, is_cuda_available,
 };
 use pinpool::sim::{CaptureMode, Sim, SimBuilder};
-use pinpool::{Driver, Error};
+use pinpool::{Driver, Error, PinnedPool};
 
 fn machine(settings: impl FnOnce(SimBuilder) -> SimBuilder) -> Simulated {
     Simulated::of(settings(Sim::builder()).build())
@@ -184,6 +184,29 @@ fn a_backend_breaks_no_capture() {
     works_beside_a_capture::<kind::Unified>();
     works_beside_a_capture::<kind::DevicePreferred>();
     works_beside_a_capture::<kind::Registered>();
+}
+
+/// What a pool of the same driver knows of captures binds the backends too.
+#[test]
+fn a_backend_s_wait_obeys_the_holds_and_the_captures_that_a_pool_knows() {
+    let _turn = turn();
+    let machine = Simulated::new();
+    let stream = machine.context.stream();
+    let backend = HostPinned::new(&machine.driver()).unwrap();
+    let pool = PinnedPool::builder().driver(machine.driver()).build().unwrap();
+    let hold = pool.hold_context_waits();
+    assert_eq!(backend.wait_for_devices(), Err(BackendError::ContextWaitsHeld));
+    drop(hold);
+    backend.wait_for_devices().unwrap();
+    let mut buffer = pool.take(4096);
+    buffer.record_last_use(&stream).unwrap();
+    stream.begin_capture(CaptureMode::Global);
+    assert_eq!(backend.wait_for_devices().unwrap_err().code(), Some(906), "the pool was shown the stream");
+    assert!(stream.end_capture().is_ok(), "a wait would have broken the capture");
+    backend.wait_for_devices().unwrap();
+    drop(buffer);
+    assert!(pool.shutdown().completed);
+    machine.sim.assert_clean();
 }
 
 /// Made and destroyed, whatever fails on the way.
