@@ -1,5 +1,5 @@
 //! Finding CUDA's libraries on this machine, as it really is: what is found in a process that has mapped, hidden
-//! or spoilt them, and what the report says. The order of the search is asserted in `src/driver/ladder_tests.rs`.
+//! or spoilt them, and what the report says. The order of the search is asserted in `src/driver/ladder_tests`.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code)] // opens libraries
 
