@@ -123,6 +123,8 @@ impl Cleaner {
     }
 
     fn pass(&mut self) {
+        // What is shelved now came now, however long the sleep before it was.
+        self.home.clock.tick();
         self.relaxed = self.relaxed || relax_captures(&self.home);
         self.look_around();
         while let Some(block) = self.home.pending.pop_done() {

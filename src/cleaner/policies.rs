@@ -140,9 +140,25 @@ fn max_age(max_idle: Duration, passed_over: u64, class: SizeClass) -> Duration {
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests {
     use super::*;
+    use crate::block::Out;
     use crate::config::Settings;
     use crate::driver::Driver;
+    use crate::pages::Pages;
     use crate::sync::thread;
+
+    #[test]
+    fn a_block_that_comes_back_after_a_long_silence_has_just_come() {
+        let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
+        let mut cleaner = Cleaner::new(home.clone());
+        cleaner.pass();
+        // It slept, without a timer because the shelves were empty, and somebody had a buffer all the time.
+        home.clock.skip(Duration::from_secs(3600));
+        let class = SizeClass::of(1).unwrap();
+        let block = Out::fresh(Pages::map(class.bytes()).unwrap(), class).give_back(1, None, 0, 0);
+        home.inbox.push(class, block);
+        cleaner.pass();
+        assert_eq!((home.stats().pooled_buffers, home.stats().aged_out), (1, 0));
+    }
 
     #[test]
     fn a_hold_that_comes_just_before_the_cleaner_sleeps_is_not_slept_through() {
