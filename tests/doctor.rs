@@ -27,7 +27,8 @@ static DOCTOR: LazyLock<PathBuf> = LazyLock::new(|| {
 /// What it prints, and its exit code, in this environment only.
 fn doctor(arguments: &[&str], environment: &[(&str, &OsStr)]) -> (String, Option<i32>) {
     let mut doctor = Command::new(&*DOCTOR);
-    let output = doctor.args(arguments).env_clear().envs(environment.iter().copied()).output().unwrap();
+    doctor.args(arguments).env_clear().envs(environment.iter().copied()).envs(child::coverage());
+    let output = doctor.output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!errors.contains("panicked"), "{errors}");
     (String::from_utf8(output.stdout).unwrap(), output.status.code())

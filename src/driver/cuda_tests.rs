@@ -20,6 +20,8 @@ pub(crate) fn in_child_of_crate(case: &str, environment: &[(&str, &str)]) {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", case, "--ignored", "--nocapture"]);
     child.env_clear().env(CHILD, "1").env("FAKE_CUDA_CLOCK", "stepped").envs(environment.iter().copied());
+    // What `.ci/coverage` tells its processes.
+    child.envs(std::env::var_os("LLVM_PROFILE_FILE").map(|file| ("LLVM_PROFILE_FILE", file)));
     let output = child.output().unwrap();
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);

@@ -14,12 +14,18 @@ const CHILD: &str = "PINPOOL_TEST_CHILD";
 pub fn in_child(case: &str, environment: &[(&str, &OsStr)]) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", case, "--ignored", "--nocapture", "--test-threads=1"]);
-    child.env_clear().env(CHILD, "1").envs(environment.iter().copied());
+    child.env_clear().env(CHILD, "1").envs(environment.iter().copied()).envs(coverage());
     let output = child.output().unwrap();
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{case} in a child:\n{text}");
     text
+}
+
+/// What `.ci/coverage` tells its processes, and so a part of every environment that is made for one.
+pub fn coverage() -> Option<(&'static str, OsString)> {
+    let name = "LLVM_PROFILE_FILE";
+    Some((name, std::env::var_os(name)?))
 }
 
 /// Whether this is such a child, and not somebody's `cargo test -- --ignored`.

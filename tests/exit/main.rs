@@ -144,6 +144,8 @@ fn run_once(case: &Case) -> Result<Duration, String> {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.env_clear().env(SCENARIO, case.scenario).env("RUST_BACKTRACE", "0");
     child.env("FAKE_CUDA_IN_CHILD", "fail");
+    // What `.ci/coverage` tells its processes.
+    child.envs(std::env::var_os("LLVM_PROFILE_FILE").map(|file| ("LLVM_PROFILE_FILE", file)));
     match case.strictness {
         Strictness::Fail => child.env("FAKE_CUDA_AFTER_EXIT", "fail"),
         Strictness::FailLate => child.env("FAKE_CUDA_AFTER_EXIT", "fail-late"),
