@@ -88,7 +88,7 @@ impl Guard {
 }
 
 /// Bytes of which none is zero: a window of one table, so that it is fast in a debug build too.
-fn pattern(turn: u8, len: usize) -> &'static [u8] {
+pub fn pattern(turn: u8, len: usize) -> &'static [u8] {
     static TABLE: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let mut state = 1u32;
         let mut next = || {

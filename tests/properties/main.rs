@@ -4,12 +4,14 @@
 //! `PINPOOL_PROPERTY_SEED=7` repeats the cases of a run, which prints its seed; `PINPOOL_PROPERTY_CASES=5000` runs more of
 //! them. A script that fails is made as short as it gets, and is printed as a test for `regressions.rs`.
 
+mod by_name;
 #[path = "../common/mod.rs"]
 #[allow(unused)]
 mod common;
 mod device;
 mod guards;
 mod model;
+mod own;
 mod pool;
 mod regressions;
 mod script;
@@ -69,17 +71,22 @@ fn check(profile: Profile) {
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let random = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let started = Instant::now();
-    let slow = Cell::new(0);
+    let (slow, tried, failed) = (Cell::new(0), Cell::new(0), Cell::new(false));
     let mut runner = TestRunner::new_with_rng(config, random);
-    let result = runner.run(&script::scripts(profile), |(setup, script)| match run(&setup, &script) {
-        Err(why) if why.ends_with(world::TOO_SLOW) => {
-            slow.set(slow.get() + 1);
-            Ok(())
+    let result = runner.run(&script::scripts(profile), |(setup, script)| {
+        // What comes after the first that fails are shorter forms of it.
+        tried.set(tried.get() + u32::from(!failed.get()));
+        match run(&setup, &script) {
+            Err(why) if why.ends_with(world::TOO_SLOW) => {
+                slow.set(slow.get() + 1);
+                Ok(())
+            }
+            outcome => outcome.map_err(|why| {
+                failed.set(true);
+                world::PATIENCE_MS.set(500);
+                TestCaseError::fail(why)
+            }),
         }
-        outcome => outcome.map_err(|why| {
-            world::PATIENCE_MS.set(500);
-            TestCaseError::fail(why)
-        }),
     });
     assert!(slow.get() <= 1 + cases / 50, "{}: {} shutdowns did not end in time", profile.name, slow.get());
     match result {
@@ -90,8 +97,9 @@ fn check(profile: Profile) {
             slow.get()
         ),
         Err(TestError::Fail(why, (setup, script))) => panic!(
-            "{} (PINPOOL_PROPERTY_SEED={seed}): {} operations fail: {why}\n\n{}",
+            "{} (PINPOOL_PROPERTY_SEED={seed}): after {} scripts; {} operations fail: {why}\n\n{}",
             profile.name,
+            tried.get(),
             script.len(),
             script::as_a_test(&setup, &script)
         ),
@@ -110,6 +118,7 @@ fn with_room_for_all_the_pool_does_what_the_model_says() {
         caps: ROOMY,
         has_ceiling: false,
         has_faults: false,
+        has_own: true,
         operations: 40,
     });
 }
@@ -122,6 +131,7 @@ fn under_a_tight_cap_the_largest_and_coldest_go_first() {
         caps: TIGHT,
         has_ceiling: false,
         has_faults: false,
+        has_own: true,
         operations: 40,
     });
 }
@@ -134,6 +144,7 @@ fn under_a_ceiling_never_more_is_page_locked() {
         caps: &[64 << 20, 24 * KIB],
         has_ceiling: true,
         has_faults: false,
+        has_own: false,
         operations: 40,
     });
 }
@@ -146,6 +157,7 @@ fn whatever_the_driver_refuses_no_byte_is_wrong_and_no_account_unbalanced() {
         caps: &[64 << 20, 24 * KIB],
         has_ceiling: false,
         has_faults: true,
+        has_own: false,
         operations: 40,
     });
 }
@@ -158,6 +170,7 @@ fn without_a_device_the_pool_recycles_plain_memory() {
         caps: &[64 << 20, 24 * KIB],
         has_ceiling: false,
         has_faults: false,
+        has_own: false,
         operations: 40,
     });
 }

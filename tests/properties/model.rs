@@ -70,6 +70,18 @@ impl Block {
     }
 }
 
+impl Block {
+    /// Whether it is among what was page-locked just now, by its address, or, if it got another one, by its class.
+    pub fn was_locked(&mut self, fresh: &mut Vec<(usize, usize)>, allocates: bool) -> bool {
+        let is_it = |(address, class): &(usize, usize)| {
+            *class == self.class && (allocates || *address == self.address)
+        };
+        let Some(index) = fresh.iter().position(is_it) else { return false };
+        self.address = fresh.swap_remove(index).0;
+        true
+    }
+}
+
 impl Returned {
     /// Whether nothing touches the bytes, as far as the pool can know: only then may the pool.
     pub fn may(&self) -> bool {
@@ -99,6 +111,8 @@ pub struct Given {
 pub struct Model {
     pub has_device: bool,
     pub reads_pageable: bool,
+    /// A block gets another address when it is page-locked.
+    pub allocates: bool,
     pub ceiling: usize,
     pub zero_limit: usize,
     pub cap: usize,
@@ -118,6 +132,9 @@ pub struct Model {
     /// A fault was set at some time.
     pub was_faulty: bool,
     pub order: u64,
+    /// What was let pass, and when which order of shelving began.
+    pub minutes: u64,
+    pub times: Vec<u64>,
     /// What the pool said last, by class.
     pub seen: BTreeMap<usize, ClassStats>,
 }
@@ -126,6 +143,21 @@ impl Model {
     /// Whether more than one outcome is right.
     pub fn loose(&self) -> bool {
         self.faulty || self.sticky
+    }
+
+    /// What is shelved from now on came later than all that is shelved.
+    pub fn next_order(&mut self) -> u64 {
+        self.order += 1;
+        self.times.push(self.minutes);
+        self.order
+    }
+
+    /// What is page-locked, and was not when the model looked last.
+    pub fn unknown_of(&self, live: &BTreeMap<usize, usize>) -> Vec<(usize, usize)> {
+        let known: BTreeSet<usize> =
+            self.blocks.iter().filter(|block| block.pinned).map(|block| block.address).collect();
+        let unknown = live.iter().filter(|(address, _)| !known.contains(address));
+        unknown.map(|(address, bytes)| (*address, *bytes)).collect()
     }
 
     pub fn find(&mut self, address: usize) -> Option<&mut Block> {
@@ -183,12 +215,8 @@ impl Model {
     }
 
     /// The pool's books, the device's, and the model's.
-    pub fn audit(
-        &mut self,
-        pool: &PinnedPool,
-        live: &BTreeSet<usize>,
-        registered: usize,
-    ) -> Result<(), String> {
+    pub fn audit(&mut self, pool: &PinnedPool, live: &BTreeMap<usize, usize>) -> Result<(), String> {
+        let registered: usize = live.values().sum();
         let stats = pool.stats();
         ensure!(stats.is_balanced(), "the accounts do not balance: {stats:?}");
         ensure!(
@@ -226,7 +254,8 @@ impl Model {
         self.seen = stats.classes.iter().map(|class| (class.class_bytes, class.clone())).collect();
         let pinned: BTreeSet<usize> =
             self.blocks.iter().filter(|block| block.pinned).map(|block| block.address).collect();
-        ensure!(pinned == *live, "page-locked are {live:x?}, and should be {pinned:x?}");
+        let live: BTreeSet<usize> = live.keys().copied().collect();
+        ensure!(pinned == live, "page-locked are {live:x?}, and should be {pinned:x?}");
         let classes: BTreeSet<usize> =
             self.seen.keys().copied().chain(self.blocks.iter().map(|block| block.class)).collect();
         classes.into_iter().try_for_each(|class| self.audit_class(class))

@@ -13,6 +13,7 @@ fn without_a_device_a_block_that_one_taker_passed_over_is_there_for_the_next() {
         Setup {
             devices: 0,
             reads_pageable: false,
+            allocates: false,
             cap: 67108864,
             ceiling: usize::MAX,
             zero_limit: 0,
@@ -29,6 +30,7 @@ fn what_is_left_of_a_trimmed_pair_goes_before_what_was_shelved_later() {
         Setup {
             devices: 1,
             reads_pageable: false,
+            allocates: false,
             cap: 16384,
             ceiling: usize::MAX,
             zero_limit: usize::MAX,
@@ -56,6 +58,7 @@ fn an_event_of_a_buffer_that_was_proven_quiescent_is_not_recorded_again_while_it
         Setup {
             devices: 1,
             reads_pageable: false,
+            allocates: false,
             cap: 1 << 26,
             ceiling: usize::MAX,
             zero_limit: usize::MAX,
@@ -79,6 +82,7 @@ fn a_buffer_that_one_of_two_streams_is_done_with_is_not_harvested() {
         Setup {
             devices: 1,
             reads_pageable: false,
+            allocates: false,
             cap: 1 << 26,
             ceiling: usize::MAX,
             zero_limit: usize::MAX,

@@ -16,6 +16,8 @@ pub struct Setup {
     pub devices: u8,
     /// The device reads pageable memory itself (attribute 88).
     pub reads_pageable: bool,
+    /// What is page-locked is memory of the driver's (`Backing::HostPinned`).
+    pub allocates: bool,
     pub cap: usize,
     pub ceiling: usize,
     pub zero_limit: usize,
@@ -79,6 +81,13 @@ pub enum Op {
     Clear,
     Prewarm(usize, u8),
     Shutdown,
+    /// So many times ten minutes pass.
+    LetTimePass(u8),
+    /// Memory of the application's own is page-locked.
+    PinOwn,
+    /// Own memory, stream: a copy to the device, recorded.
+    CopyOwn(u8, u8),
+    DropOwn(u8),
     /// Entry point (an index into [`FAULTS`]).
     Fail(u8, Times),
     ClearFaults,
@@ -91,6 +100,8 @@ pub const FAULTS: &[(&str, u32)] = &[
     ("cuMemHostRegister", 2),
     ("cuMemHostRegister", 712),
     ("cuMemHostUnregister", 1),
+    ("cuMemHostAlloc", 2),
+    ("cuMemFreeHost", 1),
     ("cuEventRecord", 999),
     ("cuEventQuery", 999),
     ("cuEventCreate", 2),
@@ -107,6 +118,8 @@ pub struct Profile {
     pub caps: &'static [usize],
     pub has_ceiling: bool,
     pub has_faults: bool,
+    /// The application page-locks memory of its own.
+    pub has_own: bool,
     pub operations: usize,
 }
 
@@ -115,14 +128,16 @@ pub fn setups(profile: Profile) -> impl Strategy<Value = Setup> {
     (
         select(profile.devices),
         prop::bool::weighted(0.15),
+        prop::bool::weighted(0.2),
         select(profile.caps),
         select(ceilings),
         select(vec![usize::MAX, usize::MAX, 5000, 0]),
         1..1000u64,
     )
-        .prop_map(|(devices, reads_pageable, cap, ceiling, zero_limit, seed)| Setup {
+        .prop_map(|(devices, reads_pageable, allocates, cap, ceiling, zero_limit, seed)| Setup {
             devices,
             reads_pageable: reads_pageable && devices > 0,
+            allocates: allocates && devices > 0,
             cap,
             ceiling,
             zero_limit,
@@ -160,6 +175,7 @@ fn operations(profile: Profile) -> impl Strategy<Value = Op> {
     let caps = select(profile.caps).prop_union(select(&[0, 4 * KIB, 12 * KIB, 20 * KIB][..]));
     let times = prop_oneof![4 => Just(Times::Once), 1 => Just(Times::Second), 1 => Just(Times::Always)];
     let faults = if profile.has_faults { 10 } else { 0 };
+    let own = if profile.has_own { 3 } else { 0 };
     let of_guards = prop_oneof![
         22 => (how, sizes()).prop_map(|(how, size)| Op::Take(how, size)),
         14 => (guard.clone(), text).prop_map(|(guard, text)| Op::Fill(guard, text)),
@@ -177,7 +193,7 @@ fn operations(profile: Profile) -> impl Strategy<Value = Op> {
         4 => stream.clone().prop_map(Op::Release),
         8 => (1..6u8).prop_map(Op::Step),
         3 => Just(Op::RunUntilIdle),
-        1 => stream.prop_map(Op::Renew),
+        1 => stream.clone().prop_map(Op::Renew),
         1 => (0..2u8).prop_map(Op::Bind),
     ];
     let of_pool = prop_oneof![
@@ -188,13 +204,19 @@ fn operations(profile: Profile) -> impl Strategy<Value = Op> {
         1 => Just(Op::Clear),
         2 => (sizes(), 1..4u8).prop_map(|(size, count)| Op::Prewarm(size, count)),
         1 => Just(Op::Shutdown),
+        2 => select(vec![1, 3, 7]).prop_map(Op::LetTimePass),
     ];
     let of_faults = prop_oneof![
         18 => (0..FAULTS.len() as u8, times).prop_map(|(call, times)| Op::Fail(call, times)),
         12 => Just(Op::ClearFaults),
         1 => (0..2u8).prop_map(Op::Break),
     ];
-    prop_oneof![80 => of_guards, 22 => of_device, 25 => of_pool, faults => of_faults]
+    let of_own = prop_oneof![
+        2 => Just(Op::PinOwn),
+        4 => (0..3u8, stream).prop_map(|(own, stream)| Op::CopyOwn(own, stream)),
+        2 => (0..3u8).prop_map(Op::DropOwn),
+    ];
+    prop_oneof![80 => of_guards, 22 => of_device, 25 => of_pool, own => of_own, faults => of_faults]
 }
 
 /// As a test that can be pasted into `regressions.rs`.

@@ -1,5 +1,6 @@
 //! A take: which block it may give, which it has to, and what it counts.
 
+use crate::by_name::GAVE_UP_AFTER;
 use crate::ensure;
 use crate::guards::{Guard, TABLE_BYTES};
 use crate::model::{Block, Place, Returned};
@@ -7,6 +8,7 @@ use crate::script::How;
 use crate::world::{Outcome, World, class_of};
 use pinpool::PinnedBuffer;
 use std::sync::LazyLock;
+use std::time::Instant;
 
 fn all_zero(bytes: &[u8]) -> bool {
     static ZEROS: LazyLock<Vec<u8>> = LazyLock::new(|| vec![0; TABLE_BYTES]);
@@ -23,6 +25,8 @@ impl World {
             queued <= 8 && model.of_class(class).any(|block| model.must_be_harvested(block, zeroed));
         let pooled = model.pooled(class);
         let before = model.seen.get(&class).cloned().unwrap_or_default();
+        let may_refuse = how == How::Pinned && self.may_refuse(size);
+        let started = Instant::now();
         let taken = match how {
             How::Plain => Ok(self.pool.take(size)),
             How::Try => self.pool.try_take(size),
@@ -41,10 +45,11 @@ impl World {
             self.passed_over(class, len, std::mem::take(&mut unpinned_hits));
         }
         let Ok(buffer) = taken else {
-            let is_free = self.model.loose() || !self.model.has_device || self.model.ceiling < usize::MAX;
+            let is_free = self.model.loose() || may_refuse || started.elapsed() > GAVE_UP_AFTER;
             ensure!(how == How::Pinned && is_free, "{how:?} of {size}: {taken:?}");
             return Ok(());
         };
+        ensure!(how != How::Pinned || self.model.has_device, "page-locked without a device");
         ensure!(buffer.len() == len, "{how:?} of {size} gave {}", buffer.len());
         ensure!(how != How::Pinned || buffer.is_pinned(), "take_pinned gave a pageable buffer");
         let counted = [hits, unpinned_hits, harvested, misses];

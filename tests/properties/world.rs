@@ -7,9 +7,10 @@ use crate::device::{Device, Mark};
 use crate::ensure;
 use crate::guards::Guard;
 use crate::model::{Fate, Model, Returned};
+use crate::own::{OWN_BYTES, Own};
 use crate::script::{KIB, Op, Setup};
 use pinpool::sim::SimBuffer;
-use pinpool::{CleanerHold, ContextWaitHold, Driver, PinnedPool};
+use pinpool::{Backing, CleanerHold, ContextWaitHold, Driver, PinnedPool};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,6 +27,9 @@ pub const TOO_SLOW: &str = "the machine was too slow for a shutdown";
 
 const GUARDS_MAX: usize = 8;
 
+/// How long what is idle is kept: of the hours that a script lets pass, the minutes that it takes itself are nothing.
+pub const MAX_IDLE_MINUTES: u64 = 60;
+
 pub type Outcome = Result<(), String>;
 
 /// A copy to the device, and what it has to put there.
@@ -40,10 +44,12 @@ pub struct Copied {
 pub struct World {
     pub guards: Vec<Guard>,
     pub copied: Vec<Copied>,
+    pub own: Vec<Own>,
     pub model: Model,
     pub cleaner: Option<CleanerHold>,
     pub waits: Option<ContextWaitHold>,
     pub pool: PinnedPool,
+    pub driver: Driver,
     pub device: Device,
     pub turn: u8,
     /// A wait for recorded uses did not end although all of them were done.
@@ -59,7 +65,9 @@ impl World {
         let device = Device::new(setup);
         let driver = if setup.devices > 0 { device.sim.driver() } else { Driver::host_only() };
         let pool = PinnedPool::builder()
-            .driver(driver)
+            .driver(driver.clone())
+            .backing(if setup.allocates { Backing::HostPinned } else { Backing::Auto })
+            .max_idle_time(Duration::from_secs(60 * MAX_IDLE_MINUTES))
             .max_pooled_bytes(setup.cap)
             .max_registered_bytes(setup.ceiling)
             .harvest_zero_limit(setup.zero_limit)
@@ -70,6 +78,7 @@ impl World {
         let model = Model {
             has_device: setup.devices > 0,
             reads_pageable: setup.reads_pageable,
+            allocates: setup.allocates,
             ceiling: setup.ceiling,
             zero_limit: setup.zero_limit,
             cap: setup.cap,
@@ -83,15 +92,19 @@ impl World {
             was_faulty: false,
             gave_up: false,
             order: 0,
+            minutes: 0,
+            times: vec![0],
             seen: BTreeMap::new(),
         };
         Self {
             guards: Vec::new(),
             copied: Vec::new(),
+            own: Vec::new(),
             model,
             cleaner: Some(pool.hold_cleaner()),
             waits: Some(pool.hold_context_waits()),
             pool,
+            driver,
             device,
             turn: 0,
             stuck: false,
@@ -121,6 +134,13 @@ impl World {
             Op::Clear => self.run_cleaner(Self::clear),
             Op::Prewarm(size, count) => self.run_cleaner(|world| world.prewarm(size, count.into())),
             Op::Shutdown => self.run_cleaner(Self::shut_down),
+            Op::LetTimePass(tens) => self.run_cleaner(|world| world.let_time_pass(10 * u64::from(tens))),
+            Op::PinOwn => self.pin_own(),
+            Op::CopyOwn(own, on) if !self.device.lines.is_empty() => {
+                self.copy_own(own.into(), line(on, self))
+            }
+            Op::CopyOwn(..) => Ok(()),
+            Op::DropOwn(own) => self.drop_own(own.into()),
             Op::Fail(fault, times) => {
                 match self.device.fail(fault, times) {
                     "cuEventRecord" | "cuEventCreate" | "cuStreamIsCapturing" => {
@@ -193,11 +213,14 @@ impl World {
         let live = self.live();
         // Some time after so many refusals the pool stops trying.
         self.model.sticky |= self.pool.stats().registration_failures > 3;
-        self.model.audit(&self.pool, &live.keys().copied().collect(), self.device.sim.registered_bytes())
+        self.model.audit(&self.pool, &live)
     }
 
+    /// What the device says is page-locked for the pool: address and bytes.
     pub fn live(&self) -> BTreeMap<usize, usize> {
-        self.device.sim.live_registrations().into_iter().collect()
+        let sim = &self.device.sim;
+        let all = sim.live_registrations().into_iter().chain(sim.live_host_allocations());
+        all.filter(|(_, bytes)| *bytes != OWN_BYTES).collect()
     }
 
     /// Drops everything in order, and checks that everything came home.
@@ -207,8 +230,12 @@ impl World {
         while !self.guards.is_empty() {
             self.give_back(0, false)?;
         }
+        while !self.own.is_empty() {
+            self.drop_own(0)?;
+        }
         self.device.release_all();
         self.device.run_until_idle();
+        self.until_own_is_let_go()?;
         self.run_cleaner(Self::drain)?;
         self.check()?;
         ensure!(self.copied.is_empty(), "copies are left");
