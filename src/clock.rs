@@ -6,7 +6,7 @@ use crate::sync::fixed::{AtomicU32, AtomicU64};
 use crate::sync::{Instant, Ordering};
 use std::time::Duration;
 
-/// A moment, in steps of [`TICK`] since the pool was made; wraps after more than a year.
+/// A moment, in steps of [`TICK`] since the pool was made. It wraps; ages up to eight months are right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Tick(u32);
 
@@ -14,9 +14,11 @@ pub(crate) struct Tick(u32);
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
 impl Tick {
-    /// How long ago it was.
+    /// How long ago it was. Nothing for what is later than `now`: whoever looks may have asked for the time, and then
+    /// lost its processor, before somebody else shelved a block.
     pub(crate) fn age(self, now: Tick) -> Duration {
-        TICK * now.0.wrapping_sub(self.0)
+        let ticks = now.0.wrapping_sub(self.0).cast_signed();
+        TICK * ticks.max(0).unsigned_abs()
     }
 }
 
@@ -74,6 +76,12 @@ mod tests {
     fn ages_are_right_across_the_wrap() {
         assert_eq!(Tick(u32::MAX).age(Tick(1)), TICK * 2);
         assert_eq!(Tick(7).age(Tick(7)), Duration::ZERO);
+    }
+
+    #[test]
+    fn what_was_shelved_after_the_look_at_the_clock_is_not_old() {
+        assert_eq!(Tick(8).age(Tick(7)), Duration::ZERO);
+        assert_eq!(Tick(1).age(Tick(u32::MAX)), Duration::ZERO);
     }
 
     #[test]

@@ -71,6 +71,15 @@ impl Block {
 }
 
 impl Block {
+    /// Neither shelved nor on its way there.
+    pub fn is_elsewhere(&self, is_finishing: bool) -> bool {
+        match self.place {
+            Place::Out | Place::Quarantined => true,
+            Place::Queued(_) => !is_finishing,
+            _ => false,
+        }
+    }
+
     /// Whether it is among what was page-locked just now, by its address, or, if it got another one, by its class.
     pub fn was_locked(&mut self, fresh: &mut Vec<(usize, usize)>, allocates: bool) -> bool {
         let is_it = |(address, class): &(usize, usize)| {
@@ -154,10 +163,18 @@ impl Model {
 
     /// What is page-locked, and was not when the model looked last.
     pub fn unknown_of(&self, live: &BTreeMap<usize, usize>) -> Vec<(usize, usize)> {
-        let known: BTreeSet<usize> =
-            self.blocks.iter().filter(|block| block.pinned).map(|block| block.address).collect();
+        let known = self.blocks.iter().filter(|block| block.pinned && block.is_live(live));
+        let known: BTreeSet<usize> = known.map(|block| block.address).collect();
         let unknown = live.iter().filter(|(address, _)| !known.contains(address));
         unknown.map(|(address, bytes)| (*address, *bytes)).collect()
+    }
+
+    pub fn retiring_by_class(&self) -> BTreeMap<usize, u64> {
+        let mut classes = BTreeMap::new();
+        for block in self.blocks.iter().filter(|block| matches!(block.place, Place::Retiring)) {
+            *classes.entry(block.class).or_default() += 1;
+        }
+        classes
     }
 
     pub fn find(&mut self, address: usize) -> Option<&mut Block> {

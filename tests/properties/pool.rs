@@ -4,7 +4,7 @@ use crate::ensure;
 use crate::model::{Block, Place};
 use crate::world::{Outcome, TOO_SLOW, World, patience};
 use pinpool::Stats;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// The pool as a whole.
@@ -71,6 +71,7 @@ impl World {
     fn settled(&mut self, finishing: &BTreeSet<usize>, has_room: bool) -> Outcome {
         let live = self.live();
         let loose = self.model.loose();
+        let retired = self.model.retiring_by_class();
         let incoming: usize = self
             .model
             .blocks
@@ -94,10 +95,18 @@ impl World {
         let has_device = self.model.has_device;
         let mut evicted = Vec::new();
         let mut left = Vec::new();
+        if !loose {
+            // What was evicted is let go, so what has its address now is another block.
+            self.model.blocks.retain(|block| !matches!(block.place, Place::Retiring));
+        }
+        let mixed = self.mixed_classes(retired);
         let mut fresh = self.model.unknown_of(&live);
         for mut block in std::mem::take(&mut self.model.blocks) {
             // Pageable memory is freed without a trace, and its address used again, perhaps by a block of another class.
             let is_finishing = finishing.contains(&block.address);
+            if mixed.contains(&block.class) && !block.is_elsewhere(is_finishing) {
+                continue;
+            }
             let is_live = match block.place {
                 _ if block.pinned => block.is_live(&live),
                 Place::Queued(_) if loose || is_finishing => {
@@ -114,10 +123,7 @@ impl World {
                 }
                 // Evicted, perhaps, and the driver did not unregister it.
                 Place::Shelved(_) if !block.pinned || loose => Place::Unknown(None),
-                Place::Retiring if is_live => {
-                    ensure!(loose, "not unregistered: {block:?}");
-                    Place::Unknown(None)
-                }
+                Place::Retiring if is_live => Place::Unknown(None),
                 Place::Retiring => continue,
                 Place::Queued(returned) if loose => match (block.pinned, is_live) {
                     (true, false) => {
@@ -164,7 +170,28 @@ impl World {
             ensure!(worse.is_none(), "{one:?} was evicted rather than {worse:?}");
         }
         self.model.blocks = left;
+        for (address, class) in self.model.unknown_of(&live) {
+            if mixed.contains(&class) {
+                let place = Place::Unknown(None);
+                self.model.blocks.push(Block { address, class, pinned: true, place, left_dirty: 0 });
+            }
+        }
         Ok(())
+    }
+
+    /// Classes of which some were let go meanwhile, so that others that got their memory of the driver meanwhile may have
+    /// their addresses: which of them is which nobody can say.
+    fn mixed_classes(&self, retired: BTreeMap<usize, u64>) -> BTreeSet<usize> {
+        if !self.model.allocates || self.model.loose() {
+            return BTreeSet::new();
+        }
+        let before = |class: usize| {
+            let seen = self.model.seen.get(&class).map_or(0, |seen| seen.unregistrations);
+            seen + retired.get(&class).copied().unwrap_or_default()
+        };
+        let classes = self.pool.stats().classes.into_iter();
+        let mixed = classes.filter(|now| now.unregistrations > before(now.class_bytes));
+        mixed.map(|now| now.class_bytes).collect()
     }
 
     pub fn drain(&mut self) -> Outcome {
