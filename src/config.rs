@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::limits::default_max_pooled_bytes;
+use crate::placement::HugePages;
 use std::fmt;
 use std::time::Duration;
 
@@ -24,6 +25,9 @@ pub(crate) struct Settings {
     pub(crate) shutdown_timeout: Duration,
     pub(crate) thread_name: String,
     pub(crate) backing: Backing,
+    pub(crate) huge_pages: HugePages,
+    /// The NUMA node that fresh memory prefers.
+    pub(crate) numa_node: Option<u32>,
 }
 
 impl Default for Settings {
@@ -38,6 +42,8 @@ impl Default for Settings {
             shutdown_timeout: Duration::from_secs(10),
             thread_name: "pinpool-cleaner".into(),
             backing: Backing::Auto,
+            huge_pages: HugePages::Advise,
+            numa_node: None,
         }
     }
 }

@@ -12,6 +12,8 @@ use crate::config::Settings;
 use crate::contexts::Contexts;
 use crate::driver::{Driver, exit};
 use crate::inbox::Inbox;
+use crate::machine;
+use crate::mapper::Mapper;
 use crate::os::ForkWord;
 use crate::pause::RegistrationPause;
 use crate::pending::Pending;
@@ -68,6 +70,7 @@ pub(crate) struct Home {
     cleaner_rests: AtomicBool,
     registrations: RegistrationPause,
     pub(crate) backing: BackingState,
+    pub(crate) mapper: Mapper,
     pub(crate) clock: Arc<Clock>,
     /// How often a test let time pass, and how often the cleaner has looked since.
     time_orders: fixed::AtomicU64,
@@ -102,11 +105,14 @@ impl Home {
         let counts = Arc::new(Counts::default());
         let clock = Arc::new(Clock::default());
         let backing = BackingState::new(settings.backing);
+        let nodes = settings.numa_node.and_then(|_| memory_nodes(&driver));
+        let mapper = Mapper::new(settings.huge_pages, settings.numa_node, nodes.as_deref());
         Arc::new_cyclic(|home| Self {
             shelf: Shelf::new(settings.max_pooled_bytes, counts.clone(), clock.clone(), home.clone()),
             captures: Captures::of(&driver),
             driver,
             backing,
+            mapper,
             settings,
             contexts: Contexts::default(),
             counts,
@@ -372,6 +378,13 @@ impl Home {
         let mut stats =
             if self.fork.is_child() { snapshot() } else { self.shelf.while_only_shrinking(snapshot) };
         stats.backing = self.backing.in_use();
+        stats.huge_pages = self.mapper.huge_pages_in_use();
+        stats.numa = self.mapper.numa_in_use();
         stats
     }
+}
+
+/// The NUMA nodes whose memory this process may use, where they can be known.
+pub(crate) fn memory_nodes(driver: &Driver) -> Option<Vec<u32>> {
+    driver.api().memory_nodes().or_else(machine::memory_nodes)
 }

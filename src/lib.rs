@@ -33,9 +33,9 @@
 //! Bottom up; a file imports only from layers below its own, and a test checks it:
 //!
 //! 0: code_name error sync
-//! 1: os limits size_class zero pages config stats clock report
+//! 1: os limits placement machine size_class zero pages config stats clock report
 //! 2: driver stream raw_stream sim
-//! 3: spawn contexts backing driver_pages holds captures events notes regions fate block dirty
+//! 3: spawn contexts backing mapper driver_pages holds captures events notes regions fate block dirty
 //! 4: inbox bell pending boundary shelf queues sleepers pause
 //! 5: home
 //! 6: context_end registrar harvest buffer views waiting
@@ -70,8 +70,10 @@ mod sync;
 mod clock;
 mod config;
 mod limits;
+mod machine;
 mod os;
 mod pages;
+mod placement;
 mod report;
 mod size_class;
 mod stats;
@@ -92,6 +94,7 @@ mod driver_pages;
 mod events;
 mod fate;
 mod holds;
+mod mapper;
 mod notes;
 pub mod regions;
 mod spawn;
@@ -143,6 +146,7 @@ pub use global::{
 pub use holds::GraphHold;
 #[cfg(feature = "cudarc")]
 pub use interop::{Pending, check_cudarc, copy_h2d_async};
+pub use placement::{HugePages, HugePagesInUse, NumaInUse};
 #[cfg(feature = "sim")]
 pub use pool::CleanerHold;
 pub use pool::{ContextWaitHold, PinnedPool, PoolBuilder, ShutdownReport};

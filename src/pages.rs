@@ -2,10 +2,13 @@
 //!
 //! A mapping never grows and never moves. On Linux it is an anonymous private mapping of its own: whole
 //! pages that no other allocation shares, so that a registration can never overlap somebody else's.
-//! Mappings of 2 MiB and more are 2 MiB aligned with huge pages advised: first touch is 4 to 5 times
-//! faster, page-locking over 10 times (`docs/architecture.md`).
+//! Mappings of 2 MiB and more are 2 MiB aligned with huge pages advised, unless the settings say otherwise: first
+//! touch is 4 to 5 times faster, page-locking over 10 times (`docs/architecture.md`).
 #![allow(unsafe_code)] // Maps memory and makes slices of it.
 
+mod system;
+
+use crate::placement::{Placement, Refusals};
 use std::ptr::NonNull;
 
 /// Alignment of large mappings, and the size from which it applies: a huge page of x86-64 and AArch64.
@@ -45,8 +48,16 @@ impl std::fmt::Debug for Pages {
 impl Pages {
     /// Maps `bytes` of zeros, whole pages and at least one. `None` when the system refuses.
     pub(crate) fn map(bytes: usize) -> Option<Self> {
+        Self::map_as(bytes, Placement::default()).map(|(pages, _)| pages)
+    }
+
+    /// As [`Self::map`], placed as asked for as far as the kernel allows it, and what it did not allow.
+    ///
+    /// A node holds for the mapping, whichever thread touches it first.
+    pub(crate) fn map_as(bytes: usize, placement: Placement) -> Option<(Self, Refusals)> {
         debug_assert!(bytes > 0 && bytes.is_multiple_of(crate::os::page_bytes()));
-        Some(Self { base: os::map(bytes)?, bytes, owner: None })
+        let (base, refusals) = system::map(bytes, placement)?;
+        Some((Self { base, bytes, owner: None }, refusals))
     }
 
     /// Takes memory that was allocated elsewhere, with what frees it.
@@ -122,7 +133,7 @@ impl Pages {
         let end = (self.base() + self.bytes) / page * page;
         while at < end {
             let bytes = STEP_BYTES.min(end - at);
-            if !os::populate(self.base.as_ptr().wrapping_add(at - self.base()), bytes) {
+            if !system::populate(self.base.as_ptr().wrapping_add(at - self.base()), bytes) {
                 return;
             }
             at += bytes;
@@ -137,7 +148,7 @@ impl Pages {
         if self.is_foreign() {
             return;
         }
-        os::hide_from_children(self.base.as_ptr(), self.bytes);
+        system::hide_from_children(self.base.as_ptr(), self.bytes);
     }
 
     /// Undoes [`Self::hide_from_children`].
@@ -145,7 +156,7 @@ impl Pages {
         if self.is_foreign() {
             return;
         }
-        os::show_to_children(self.base.as_ptr(), self.bytes);
+        system::show_to_children(self.base.as_ptr(), self.bytes);
     }
 }
 
@@ -155,112 +166,14 @@ impl Drop for Pages {
             return; // It frees the memory when it is dropped, right after this.
         }
         // SAFETY: `base` and `bytes` are what `map` gave, and the only owner is going away.
-        unsafe { os::unmap(self.base, self.bytes) };
+        unsafe { system::unmap(self.base, self.bytes) };
     }
-}
-
-#[cfg(target_os = "linux")]
-mod os {
-    use super::HUGE_BYTES;
-    use std::ffi::c_void;
-    use std::ptr::NonNull;
-
-    pub(super) fn map(bytes: usize) -> Option<NonNull<u8>> {
-        if bytes < HUGE_BYTES {
-            return map_anywhere(bytes);
-        }
-        // Map more than needed, and give back what lies before and behind the aligned part.
-        let padded = bytes.checked_add(HUGE_BYTES)?;
-        let start = map_anywhere(padded)?;
-        let address = start.as_ptr() as usize;
-        let skip = address.next_multiple_of(HUGE_BYTES) - address;
-        if skip > 0 {
-            // SAFETY: the first `skip` bytes of the fresh mapping, which nobody has seen.
-            unsafe { unmap(start, skip) };
-        }
-        // SAFETY: `skip` is less than HUGE_BYTES, so the pointer stays inside the padded mapping.
-        let base = unsafe { start.add(skip) };
-        // SAFETY: `skip + bytes` is at most `padded`.
-        let end = unsafe { base.add(bytes) };
-        let rest = HUGE_BYTES - skip;
-        if rest > 0 {
-            // SAFETY: the last `rest` bytes of the fresh mapping, which nobody has seen.
-            unsafe { unmap(end, rest) };
-        }
-        // SAFETY: advice on a mapping of ours; a host without huge pages refuses it harmlessly.
-        unsafe { libc::madvise(base.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
-        Some(base)
-    }
-
-    fn map_anywhere(bytes: usize) -> Option<NonNull<u8>> {
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // Not MAP_NORESERVE: with the usual overcommit policy the kernel then refuses what could never be
-        // backed, and the caller gets an error instead of being killed at the first touch.
-        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice touches nothing.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, -1, 0) };
-        if base == libc::MAP_FAILED { None } else { NonNull::new(base.cast()) }
-    }
-
-    /// # Safety
-    /// The range is a mapping (or a page-aligned part of one) that nobody uses any more.
-    pub(super) unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
-        // SAFETY: the caller's contract. The only possible failure, too many mappings when one is
-        // split, leaves the memory mapped, which is a leak and not a hazard.
-        unsafe { libc::munmap(base.as_ptr().cast::<c_void>(), bytes) };
-    }
-
-    pub(super) fn populate(base: *mut u8, bytes: usize) -> bool {
-        // SAFETY: `base..base + bytes` lies in a mapping of ours; MADV_POPULATE_WRITE keeps contents.
-        unsafe { libc::madvise(base.cast(), bytes, libc::MADV_POPULATE_WRITE) == 0 }
-    }
-
-    pub(super) fn hide_from_children(base: *mut u8, bytes: usize) {
-        // SAFETY: a mapping of ours; the advice changes only what a fork does with it.
-        unsafe { libc::madvise(base.cast(), bytes, libc::MADV_DONTFORK) };
-    }
-
-    pub(super) fn show_to_children(base: *mut u8, bytes: usize) {
-        // SAFETY: as in `hide_from_children`.
-        unsafe { libc::madvise(base.cast(), bytes, libc::MADV_DOFORK) };
-    }
-}
-
-/// Host-only platforms: zeroed memory of the global allocator, aligned to pages.
-#[cfg(not(target_os = "linux"))]
-mod os {
-    use crate::os::page_bytes;
-    use std::alloc::{Layout, alloc_zeroed, dealloc};
-    use std::ptr::NonNull;
-
-    fn layout(bytes: usize) -> Option<Layout> {
-        Layout::from_size_align(bytes, page_bytes()).ok()
-    }
-
-    pub(super) fn map(bytes: usize) -> Option<NonNull<u8>> {
-        let layout = layout(bytes)?;
-        // SAFETY: the size is at least a page, so not zero.
-        NonNull::new(unsafe { alloc_zeroed(layout) })
-    }
-
-    /// # Safety
-    /// `base` and `bytes` are what `map` gave, and nobody uses the memory any more.
-    pub(super) unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
-        let Some(layout) = layout(bytes) else { return };
-        // SAFETY: the caller's contract; the layout is the one that `map` used.
-        unsafe { dealloc(base.as_ptr(), layout) };
-    }
-
-    pub(super) fn populate(_: *mut u8, _: usize) -> bool {
-        false
-    }
-    pub(super) fn hide_from_children(_: *mut u8, _: usize) {}
-    pub(super) fn show_to_children(_: *mut u8, _: usize) {}
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::placement::HugePages;
 
     #[test]
     fn mappings_are_aligned_zero_and_writable() {
@@ -275,6 +188,16 @@ mod tests {
             pages.populate();
             assert!(pages.slice(bytes).iter().all(|byte| *byte == 1));
         }
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn memory_for_ordinary_pages_is_the_same_and_a_node_that_there_cannot_be_is_refused_alone() {
+        let placement = Placement { huge_pages: HugePages::Never, node: Some(crate::machine::NODE_MAX) };
+        let (mut pages, refusals) = Pages::map_as(4 << 20, placement).unwrap();
+        assert!(refusals.node.is_some(), "the largest number that a node can have");
+        assert!(pages.slice(4 << 20).iter().all(|byte| *byte == 0));
+        pages.slice_mut(4 << 20).fill(1);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod summary;
 pub use snapshot::{ClassStats, Stats};
 
 use crate::config::BackingInUse;
+use crate::placement::{HugePagesInUse, NumaInUse};
 use crate::size_class::{CLASS_COUNT, SizeClass};
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -327,6 +328,8 @@ impl Counts {
         Stats {
             // The home knows, and fills it in.
             backing: BackingInUse::Undecided,
+            huge_pages: HugePagesInUse::Undecided,
+            numa: NumaInUse::Anywhere,
             hits: sum(|class| class.hits),
             unpinned_hits: sum(|class| class.unpinned_hits),
             misses: sum(|class| class.misses),

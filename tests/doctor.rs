@@ -186,6 +186,42 @@ fn what_is_page_locked_on_a_machine_that_refuses_registration_is_told_and_why() 
 }
 
 #[test]
+fn where_large_buffers_lie_and_the_device_is_told() {
+    let library = child::built("libfake_cuda.so");
+    let with = |value| [("PINPOOL_CUDA_LIBRARY", library.as_os_str()), ("FAKE_CUDA_ATTRIBUTES", value)];
+    let (page, _) = doctor(&["--json"], &with(OsStr::new("134=1")));
+    let json: Value = serde_json::from_str(&page).expect("one object");
+    assert_eq!(json["devices"][0]["numa_node"], 1);
+    let large = &json["machine"]["large_buffer"];
+    assert_eq!(large["bytes"], 64 << 20);
+    match large["huge_pages"].as_str() {
+        Some("Advised") => assert!(large["huge_bytes"].as_u64() > Some(0), "{large}"),
+        Some("Refused") => println!("this machine forbids huge pages: nothing to show here"),
+        _ => panic!("{large}"),
+    }
+    let (page, _) = doctor(&[], &with(OsStr::new("134=-1,50=65535")));
+    assert!(page.contains("NUMA node unknown") && page.contains("\n  NUMA nodes with memory: "), "{page}");
+}
+
+#[test]
+fn a_process_that_may_have_no_huge_pages_is_told_so() {
+    use std::os::unix::process::CommandExt;
+    let mut doctor = Command::new(&*DOCTOR);
+    // SAFETY: one system call between fork and exec, which sets a flag of the child that the program inherits.
+    #[allow(unsafe_code)]
+    unsafe {
+        doctor.pre_exec(|| {
+            libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
+            Ok(())
+        });
+    }
+    let output = doctor.env_clear().output().unwrap();
+    let page = String::from_utf8(output.stdout).unwrap();
+    let line = "a buffer of 64 MiB: no huge pages, which this machine forbids; 0 B of it lie in huge pages\n";
+    assert!(page.contains(line), "{page}");
+}
+
+#[test]
 fn a_wrong_argument_is_told() {
     let (page, code) = doctor(&["--jsno"], &[]);
     assert_eq!((page.as_str(), code), ("", Some(2)));

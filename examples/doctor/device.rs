@@ -33,6 +33,8 @@ pub struct Device {
     pub ordinal: usize,
     pub name: String,
     pub context_was_active: bool,
+    /// The NUMA node of the host that it is nearest to, where one is known.
+    pub numa_node: Option<u32>,
 }
 
 pub struct Registration {
@@ -80,7 +82,7 @@ impl Trial {
 
     /// Tries everything on device 0. An error says what could not even be begun.
     pub fn run(driver: &Driver) -> Result<Self, String> {
-        let devices = devices().map_err(text)?;
+        let devices = devices(driver).map_err(text)?;
         if devices.is_empty() {
             return Err("the driver has no device".into());
         }
@@ -101,19 +103,20 @@ impl Trial {
     }
 }
 
-fn devices() -> Result<Vec<Device>, DriverError> {
+fn devices(driver: &Driver) -> Result<Vec<Device>, DriverError> {
     let count = CudaContext::device_count()?;
-    (0..count).map(|ordinal| Device::look(ordinal as usize)).collect()
+    (0..count).map(|ordinal| Device::look(driver, ordinal as usize)).collect()
 }
 
 impl Device {
-    fn look(ordinal: usize) -> Result<Self, DriverError> {
+    fn look(driver: &Driver, ordinal: usize) -> Result<Self, DriverError> {
         use cudarc::driver::result;
         let device = result::device::get(ordinal as i32)?;
         Ok(Self {
             ordinal,
             name: result::device::get_name(device)?,
             context_was_active: crate::memory::primary_is_active(device),
+            numa_node: driver.numa_node(ordinal as i32).unwrap_or(None),
         })
     }
 }

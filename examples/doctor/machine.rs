@@ -1,5 +1,6 @@
 //! What the machine says of itself without any driver: files to read, nothing to call.
 
+use pinpool::{Driver, HugePagesInUse, PinnedPool};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -19,6 +20,9 @@ pub struct Machine {
     pub device_nodes: Vec<&'static str>,
     pub huge_pages: Option<String>,
     pub huge_pages_defrag: Option<String>,
+    pub large_buffer: LargeBuffer,
+    /// The kernel's list, for example `0-1`.
+    pub memory_nodes: Option<String>,
     pub visible_devices: Vec<(&'static str, String)>,
 }
 
@@ -42,6 +46,8 @@ impl Machine {
             device_nodes: nodes.into_iter().filter(|node| Path::new(node).exists()).collect(),
             huge_pages: chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
             huge_pages_defrag: chosen("/sys/kernel/mm/transparent_hugepage/defrag"),
+            large_buffer: LargeBuffer::look(),
+            memory_nodes: line("/sys/devices/system/node/has_memory"),
             visible_devices: variables
                 .into_iter()
                 .filter_map(|n| Some((n, std::env::var(n).ok()?)))
@@ -85,6 +91,8 @@ impl Machine {
                 or_unknown(&self.huge_pages),
                 or_unknown(&self.huge_pages_defrag)
             ),
+            self.large_buffer.line(),
+            format!("NUMA nodes with memory: {}", or_unknown(&self.memory_nodes)),
         ];
         lines.extend(self.visible_devices.iter().map(|(name, value)| format!("{name}={value}")));
         lines
@@ -102,9 +110,64 @@ impl Machine {
             "memlock_limit": self.memlock_limit,
             "transparent_huge_pages": self.huge_pages,
             "transparent_huge_pages_defrag": self.huge_pages_defrag,
+            "large_buffer": {
+                "bytes": LARGE_BYTES,
+                "huge_pages": format!("{:?}", self.large_buffer.huge_pages),
+                "huge_bytes": self.large_buffer.huge_bytes,
+            },
+            "memory_nodes": self.memory_nodes,
             "visible_devices": self.visible_devices.iter().map(|(n, v)| format!("{n}={v}")).collect::<Vec<_>>(),
         })
     }
+}
+
+const LARGE_BYTES: usize = 64 << 20;
+
+/// A large buffer of a pool, written from end to end.
+pub struct LargeBuffer {
+    pub huge_pages: HugePagesInUse,
+    /// How much of it the kernel says to lie in huge pages.
+    pub huge_bytes: Option<usize>,
+}
+
+impl LargeBuffer {
+    fn look() -> Self {
+        let pool = PinnedPool::builder().driver(Driver::host_only()).build();
+        let Ok(pool) = pool else { return Self { huge_pages: HugePagesInUse::Undecided, huge_bytes: None } };
+        let Ok(mut buffer) = pool.try_take(LARGE_BYTES) else {
+            return Self { huge_pages: pool.stats().huge_pages, huge_bytes: None };
+        };
+        buffer.fill(1);
+        Self { huge_pages: pool.stats().huge_pages, huge_bytes: huge_bytes(&buffer) }
+    }
+
+    fn line(&self) -> String {
+        let total = super::page::bytes(LARGE_BYTES as u64);
+        match self.huge_bytes {
+            Some(huge) => {
+                let huge = super::page::bytes(huge as u64);
+                format!("a buffer of {total}: {}; {huge} of it lie in huge pages", self.huge_pages)
+            }
+            None => format!("a buffer of {total}: {}", self.huge_pages),
+        }
+    }
+}
+
+/// How much of the mappings that these bytes lie in is in huge pages.
+fn huge_bytes(bytes: &[u8]) -> Option<usize> {
+    let (start, end) = (bytes.as_ptr() as usize, bytes.as_ptr() as usize + bytes.len());
+    let maps = fs::read_to_string("/proc/self/smaps").ok()?;
+    let hex = |digits| usize::from_str_radix(digits, 16).ok();
+    let (mut is_in, mut huge) = (false, 0);
+    for line in maps.lines() {
+        let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+        if let Some((from, to)) = range.and_then(|(from, to)| Some((hex(from)?, hex(to)?))) {
+            is_in = from < end && start < to;
+        } else if is_in && let Some(kib) = line.strip_prefix("AnonHugePages:") {
+            huge += kib.trim().trim_end_matches("kB").trim().parse::<usize>().ok()? << 10;
+        }
+    }
+    Some(huge.min(bytes.len()))
 }
 
 fn container() -> Option<&'static str> {

@@ -102,7 +102,8 @@ fn trial_sections(trial: &Trial) -> Vec<(&'static str, Vec<String>)> {
     let devices = trial.devices.iter().map(|device| {
         let context =
             if device.context_was_active { "in use" } else { "not in use by this process until now" };
-        format!("device {}: {}, {context}", device.ordinal, device.name)
+        let node = device.numa_node.map_or("NUMA node unknown".into(), |node| format!("at NUMA node {node}"));
+        format!("device {}: {}, {context}, {node}", device.ordinal, device.name)
     });
     let mut devices: Vec<String> = devices.collect();
     devices.push("the trials below use device 0, in a context that the doctor makes".into());
@@ -222,6 +223,7 @@ fn devices_json(trial: &Trial) -> Value {
             "ordinal": device.ordinal,
             "name": device.name,
             "context_was_active": device.context_was_active,
+            "numa_node": device.numa_node,
         })
     });
     each.collect()

@@ -40,7 +40,7 @@ impl DriverMemory for CudaDriver {
         let code = unsafe { (table.device_attribute)(&mut value, attribute as i32, device) };
         match code {
             // A driver from before the attribute has nothing of what it stands for.
-            INVALID_VALUE => Ok(0),
+            INVALID_VALUE => Ok(attribute.when_unknown()),
             code => check("cuDeviceGetAttribute", code).map(|()| value),
         }
     }

@@ -82,6 +82,11 @@ impl Gate {
         self.behind.may_have(resource)
     }
 
+    /// No call of the driver's either.
+    pub(crate) fn memory_nodes(&self) -> Option<Vec<u32>> {
+        self.behind.memory_nodes()
+    }
+
     pub(crate) fn set_current_context(&self, context: Option<ContextHandle>) -> Result<(), CallError> {
         self.pass("cuCtxSetCurrent", |driver| driver.set_current_context(context))
     }

@@ -9,9 +9,15 @@ use crate::error::CallError;
 /// `CUDA_ERROR_NOT_FOUND`: how a function is refused that this driver does not have.
 const NOT_FOUND: u32 = 500;
 
-/// A property of a device that decides what memory it can be given (`CUdevice_attribute`).
+/// A property of a device that decides what memory it can be given, or should be (`CUdevice_attribute`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Attribute {
+    /// Where it is on the PCI bus.
+    PciBus = 33,
+    /// The same.
+    PciDevice = 34,
+    /// The same.
+    PciDomain = 50,
     /// It knows managed memory.
     ManagedMemory = 83,
     /// It reads pageable memory itself.
@@ -26,6 +32,15 @@ pub(crate) enum Attribute {
     HostPageTables = 100,
     /// Memory that may not be written can be registered.
     ReadOnlyRegister = 113,
+    /// The host's NUMA node that it is nearest to, or -1.
+    HostNumaNode = 134,
+}
+
+impl Attribute {
+    /// What a driver that is too old to know it would say.
+    pub(crate) fn when_unknown(self) -> i32 {
+        if self == Attribute::HostNumaNode { -1 } else { 0 }
+    }
 }
 
 /// The entry points for memory of the driver's own. Method by method, the CUDA driver function it stands for.
@@ -35,7 +50,7 @@ pub(crate) trait DriverMemory {
         Err(CallError::new("cuDeviceGetCount", NOT_FOUND))
     }
 
-    /// `cuDeviceGetAttribute`; 0 for one that the driver is too old to know.
+    /// `cuDeviceGetAttribute`; [`Attribute::when_unknown`] for one that the driver is too old to know.
     fn attribute(&self, _attribute: Attribute, _device: i32) -> Result<i32, CallError> {
         Err(CallError::new("cuDeviceGetAttribute", NOT_FOUND))
     }

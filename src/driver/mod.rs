@@ -29,6 +29,7 @@ mod ladder_tests;
 pub(crate) mod library;
 pub(crate) mod memory;
 mod memory_gate;
+mod numa;
 mod process;
 mod relaxed;
 pub(crate) mod runtime;
@@ -420,6 +421,12 @@ pub(crate) trait DriverApi: DriverMemory + Send + Sync + fmt::Debug {
     /// made to happen, one by one, where a limit of the process would strike the whole test.
     fn may_have(&self, _resource: Resource) -> bool {
         true
+    }
+
+    /// The NUMA nodes with memory, if the driver shall be asked instead of the system. Only the simulated device ever
+    /// is, so that a machine with several can be had.
+    fn memory_nodes(&self) -> Option<Vec<u32>> {
+        None
     }
 
     /// Told before the pool zeroes, unmaps or hands out memory, and after it has mapped some. Only the simulated device looks at it.

@@ -42,7 +42,7 @@ impl DriverMemory for RuntimeDriver {
         let ask = || unsafe { (table.device_attribute)(&mut value, attribute as i32, device) };
         match table.call("cudaDeviceGetAttribute", ask) {
             // A runtime from before the attribute knows nothing of what it stands for.
-            Err(error) if error.code() == INVALID_VALUE => Ok(0),
+            Err(error) if error.code() == INVALID_VALUE => Ok(attribute.when_unknown()),
             asked => asked.map(|()| value),
         }
     }

@@ -5,13 +5,12 @@ use crate::buffer::PinnedBuffer;
 use crate::driver::{HostAccess, Resource};
 use crate::error::Error;
 use crate::home::Home;
-use crate::pages::Pages;
 use crate::size_class::SizeClass;
 use crate::sync::Arc;
 
 pub(super) fn fresh(home: &Home, class: SizeClass) -> Result<Out, Error> {
     let (api, bytes) = (home.driver.api(), class.bytes());
-    let pages = if api.may_have(Resource::Memory(bytes)) { Pages::map(bytes) } else { None };
+    let pages = if api.may_have(Resource::Memory(bytes)) { home.mapper.map(bytes) } else { None };
     let pages = pages.ok_or(Error::OutOfMemory { bytes })?;
     api.before_host_access(HostAccess::Mapped, pages.base(), pages.bytes());
     Ok(Out::fresh(pages, class))
@@ -20,6 +19,6 @@ pub(super) fn fresh(home: &Home, class: SizeClass) -> Result<Out, Error> {
 #[cold]
 pub(super) fn fresh_in_child(home: &Arc<Home>, class: SizeClass, len: usize) -> Result<PinnedBuffer, Error> {
     // Nothing of the driver is touched here, and nobody is told.
-    let pages = Pages::map(class.bytes()).ok_or(Error::OutOfMemory { bytes: class.bytes() })?;
+    let pages = home.mapper.map_in_child(class.bytes()).ok_or(Error::OutOfMemory { bytes: class.bytes() })?;
     Ok(PinnedBuffer::new(home.clone(), Out::fresh(pages, class), len))
 }

@@ -5,19 +5,23 @@ use std::time::Duration;
 
 /// `CU_DEVICE_ATTRIBUTE_*`: what a Linux desktop or data-centre device answers.
 const ATTRIBUTES: &[(i32, i32)] = &[
-    (18, 0),  // INTEGRATED
-    (19, 1),  // CAN_MAP_HOST_MEMORY
-    (41, 1),  // UNIFIED_ADDRESSING
-    (75, 9),  // COMPUTE_CAPABILITY_MAJOR
-    (76, 0),  // COMPUTE_CAPABILITY_MINOR
-    (83, 1),  // MANAGED_MEMORY
-    (88, 0),  // PAGEABLE_MEMORY_ACCESS
-    (89, 1),  // CONCURRENT_MANAGED_ACCESS
-    (91, 1),  // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
-    (99, 1),  // HOST_REGISTER_SUPPORTED
-    (100, 0), // PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
-    (113, 0), // READ_ONLY_HOST_REGISTER_SUPPORTED
-    (115, 1), // MEMORY_POOLS_SUPPORTED
+    (18, 0),   // INTEGRATED
+    (19, 1),   // CAN_MAP_HOST_MEMORY
+    (33, 0),   // PCI_BUS_ID
+    (34, 0),   // PCI_DEVICE_ID
+    (41, 1),   // UNIFIED_ADDRESSING
+    (50, 0),   // PCI_DOMAIN_ID
+    (75, 9),   // COMPUTE_CAPABILITY_MAJOR
+    (76, 0),   // COMPUTE_CAPABILITY_MINOR
+    (83, 1),   // MANAGED_MEMORY
+    (88, 0),   // PAGEABLE_MEMORY_ACCESS
+    (89, 1),   // CONCURRENT_MANAGED_ACCESS
+    (91, 1),   // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+    (99, 1),   // HOST_REGISTER_SUPPORTED
+    (100, 0),  // PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES
+    (113, 0),  // READ_ONLY_HOST_REGISTER_SUPPORTED
+    (115, 1),  // MEMORY_POOLS_SUPPORTED
+    (134, -1), // HOST_NUMA_ID
 ];
 
 /// Who executes what streams hold.
@@ -50,6 +54,7 @@ pub struct SimBuilder {
     pub(super) registrations_max: usize,
     pub(super) confidential_computing: bool,
     pub(super) pinned_bytes_max: usize,
+    pub(super) memory_nodes: Option<Vec<u32>>,
     pub(super) call_cost: Duration,
     pub(super) operation_latency: Duration,
     pub(super) copy_bytes_per_second: Option<u64>,
@@ -76,6 +81,7 @@ impl Default for SimBuilder {
             registrations_max: 65_000,
             confidential_computing: false,
             pinned_bytes_max: usize::MAX,
+            memory_nodes: None,
             call_cost: Duration::ZERO,
             operation_latency: Duration::ZERO,
             copy_bytes_per_second: None,
@@ -197,6 +203,15 @@ impl SimBuilder {
     /// WSL and of some containers. Default without a limit.
     pub fn pinned_bytes_max(mut self, bytes: usize) -> Self {
         self.pinned_bytes_max = bytes;
+        self
+    }
+
+    /// The NUMA nodes with memory that the machine seems to have. Default: those that it has.
+    ///
+    /// A pool is asked for one of these ([`PoolBuilder::numa_node`](crate::PoolBuilder::numa_node)); whether the kernel
+    /// knows it too shows when memory is mapped.
+    pub fn memory_nodes(mut self, nodes: impl Into<Vec<u32>>) -> Self {
+        self.memory_nodes = Some(nodes.into());
         self
     }
 

@@ -226,6 +226,10 @@ impl DriverApi for SimDriver {
         }
     }
 
+    fn memory_nodes(&self) -> Option<Vec<u32>> {
+        self.cuda.core().config.memory_nodes.clone()
+    }
+
     fn before_host_access(&self, access: HostAccess, base: usize, bytes: usize) {
         self.cuda.core().before_host_access(Access::from(access), base, bytes);
     }

@@ -1,6 +1,7 @@
 //! What a user reads: numbers of one moment, with their meaning.
 
 use crate::config::BackingInUse;
+use crate::placement::{HugePagesInUse, NumaInUse};
 use std::time::Duration;
 
 /// A snapshot of what a pool did and holds. Bytes are bytes of memory, not of requests.
@@ -24,6 +25,10 @@ pub struct Stats {
     pub recycled: u64,
     /// What is page-locked on this machine: the pool's own pages, memory of the driver's, or nothing, and why.
     pub backing: BackingInUse,
+    /// Whether large buffers lie in huge pages.
+    pub huge_pages: HugePagesInUse,
+    /// On which NUMA node the pool's own pages lie; memory of the driver's lies where the driver puts it.
+    pub numa: NumaInUse,
     /// Blocks page-locked (`cuMemHostRegister`, or `cuMemHostAlloc` as [`backing`](Self::backing) says).
     pub registrations: u64,
     /// Refused page-lockings; the block stayed pageable and was freed.

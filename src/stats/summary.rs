@@ -1,6 +1,7 @@
 //! The statistics as text, for a log or a terminal.
 
 use super::Stats;
+use crate::placement::{HugePagesInUse, NumaInUse};
 use std::fmt;
 
 impl fmt::Display for Stats {
@@ -28,10 +29,11 @@ impl fmt::Display for Stats {
         )?;
         writeln!(
             f,
-            "page-locked: {} now, {} at most, {}; {} registrations ({} refused) in {:.1?}, {} unregistrations ({} failed)",
+            "page-locked: {} now, {} at most, {}{}; {} registrations ({} refused) in {:.1?}, {} unregistrations ({} failed)",
             Bytes(self.registered_bytes),
             Bytes(self.peak_registered_bytes),
             self.backing,
+            Exceptions(self),
             self.registrations,
             self.registration_failures,
             self.register_time,
@@ -61,6 +63,21 @@ impl fmt::Display for Stats {
                 class.harvested,
                 class.misses
             )?;
+        }
+        Ok(())
+    }
+}
+
+/// What of the memory's place is not as it was asked for, or not as usual.
+struct Exceptions<'a>(&'a Stats);
+
+impl fmt::Display for Exceptions<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.huge_pages == HugePagesInUse::Refused {
+            write!(f, ", {}", self.0.huge_pages)?;
+        }
+        if self.0.numa != NumaInUse::Anywhere {
+            write!(f, ", {}", self.0.numa)?;
         }
         Ok(())
     }
