@@ -207,14 +207,19 @@ fn where_large_buffers_lie_and_the_device_is_told() {
 fn a_process_that_may_have_no_huge_pages_is_told_so() {
     use std::os::unix::process::CommandExt;
     let mut doctor = Command::new(&*DOCTOR);
-    // SAFETY: one system call between fork and exec, which sets a flag of the child that the program inherits.
+    let switch_off = || {
+        // SAFETY: sets a flag of the calling process, which the program that it becomes inherits.
+        #[allow(unsafe_code)]
+        unsafe {
+            libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0)
+        };
+        Ok(())
+    };
+    // SAFETY: one system call between fork and exec, and nothing else.
     #[allow(unsafe_code)]
     unsafe {
-        doctor.pre_exec(|| {
-            libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0);
-            Ok(())
-        });
-    }
+        doctor.pre_exec(switch_off)
+    };
     let output = doctor.env_clear().output().unwrap();
     let page = String::from_utf8(output.stdout).unwrap();
     let line = "a buffer of 64 MiB: no huge pages, which this machine forbids; 0 B of it lie in huge pages\n";
