@@ -229,6 +229,7 @@ mod tests {
     use crate::contexts::Contexts;
     use crate::sim::{Fault, Sim};
     use crate::stream::sealed::AsStreamRef;
+    use crate::sync::thread;
 
     #[test]
     fn a_kept_event_is_recorded_again_and_goes_to_the_pool_where_it_is_not() {
@@ -269,5 +270,50 @@ mod tests {
         // The context was never given back by this test's own table.
         let _ = sim.take_violations();
         sim.expect_violations();
+    }
+
+    #[test]
+    fn the_event_of_a_context_that_is_gone_is_not_kept() {
+        let sim = Sim::zero_cost();
+        let (context, driver) = (sim.context(0), sim.driver());
+        let contexts = Contexts::default();
+        let mut spare = None;
+        context.stream().with_stream_ref(|stream| {
+            let known = contexts.of_stream(&driver, stream);
+            let used = record(&driver, known.clone(), None, stream).expect("a record");
+            contexts.end(&driver, &known);
+            keep(&mut spare, used);
+            assert!(spare.is_none(), "it would keep a context alive that is no use to anybody");
+            assert_eq!(known.idle_events.lock().len(), 0);
+        });
+        drop(contexts);
+        let _ = sim.take_violations();
+        sim.expect_violations();
+    }
+
+    /// Events of one queue complete in the order of their records.
+    #[test]
+    fn uses_of_one_stream_have_one_key_and_the_per_thread_stream_is_another_in_each_thread() {
+        let sim = Sim::zero_cost();
+        let (context, driver) = (sim.context(0), sim.driver());
+        let contexts = Contexts::default();
+        let ordinary = context.stream();
+        let used = |handle: usize| {
+            context.bind();
+            ordinary.with_stream_ref(|stream| {
+                let known = contexts.of_stream(&driver, stream);
+                let stream = StreamRef { stream: StreamHandle(handle), ..*stream };
+                let used = record(&driver, known, None, &stream).expect("a record");
+                (used.key, used.sequence)
+            })
+        };
+        let both = || (used(ordinary.handle()), used(2));
+        let (here, again) = (both(), both());
+        let there = thread::scope(|scope| scope.spawn(both).join().expect("no panic"));
+        assert_eq!((here.0.0, here.1.0), (again.0.0, again.1.0));
+        assert_eq!(here.0.0, there.0.0, "a stream is the same for every thread");
+        assert_ne!(here.1.0, there.1.0, "each thread has a default stream of its own");
+        let order = [here.0.1, here.1.1, again.0.1, again.1.1, there.0.1, there.1.1];
+        assert!(order.is_sorted_by(|one, next| one < next), "{order:?}");
     }
 }

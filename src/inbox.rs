@@ -252,4 +252,18 @@ mod tests {
         assert_eq!(seen, (0..count).collect::<Vec<_>>());
         assert!(!inbox.has_arrivals());
     }
+
+    #[test]
+    fn the_overflow_is_flagged_when_something_is_there_and_only_then() {
+        let inbox = Inbox::default();
+        let class = SizeClass::of(1).unwrap();
+        (0..SLOTS_PER_CLASS).for_each(|number| inbox.push(class, number));
+        let mut flagged = inbox.take_flags();
+        assert!(!flagged.overflow, "everything found a slot");
+        assert_eq!((flagged.next(), flagged.next()), (Some(class), None));
+        inbox.push(class, SLOTS_PER_CLASS);
+        let mut flagged = inbox.take_flags();
+        assert!(flagged.overflow && flagged.next().is_none(), "its class is full");
+        assert_eq!(inbox.pop_overflow(), Some(SLOTS_PER_CLASS));
+    }
 }

@@ -53,6 +53,9 @@
 //!
 //! The limit: whoever registers waits for a thread that lost its processor in the middle of a look-up.
 
+#[cfg(test)]
+mod tests;
+
 use crate::os::ProcessMark;
 use crate::sync::{AtomicUsize, Mutex, Ordering, RwLock, fixed, process_wide};
 use std::cell::Cell;
@@ -356,68 +359,5 @@ impl Regions {
             !seen_before && !self.disjoint.contains_key(&region.base)
         };
         self.disjoint.len() + others.iter().enumerate().filter(|one| is_new(*one)).count()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn with(regions: &[(usize, usize)]) -> Regions {
-        let mut record = Regions::new();
-        for (id, (base, end)) in regions.iter().enumerate() {
-            record.insert(Region { base: *base, end: *end, id: id as u64 + 1 });
-        }
-        record
-    }
-
-    /// The plain definition, byte by byte and region by region.
-    fn naive(regions: &[(usize, usize)], start: usize, end: usize) -> Coverage {
-        let has = |byte: usize| regions.iter().any(|(base, end)| (*base..*end).contains(&byte));
-        match (start..end).filter(|byte| has(*byte)).count() {
-            0 => Coverage::None,
-            _ if regions.iter().any(|(base, last)| *base <= start && end <= *last) => Coverage::Whole,
-            _ => Coverage::Part,
-        }
-    }
-
-    #[test]
-    fn every_slice_of_a_small_world_is_answered_as_by_the_definition() {
-        let worlds: [&[(usize, usize)]; 7] = [
-            &[],
-            &[(4, 8)],
-            &[(4, 8), (8, 12)],
-            &[(8, 12), (4, 8), (1, 3)],
-            &[(4, 8), (2, 14)],
-            &[(2, 14), (4, 8), (4, 6), (12, 16)],
-            &[(4, 8), (4, 10), (0, 1), (5, 9)],
-        ];
-        for world in worlds {
-            let record = with(world);
-            for (start, end) in (0..18).flat_map(|start| (start..18).map(move |end| (start, end))) {
-                assert_eq!(record.coverage(start, end), naive(world, start, end), "{world:?} {start}..{end}");
-            }
-        }
-    }
-
-    #[test]
-    fn removing_one_of_several_leaves_the_others_and_the_longest_truth() {
-        let mut record = with(&[(4, 8), (4, 12), (4, 8)]);
-        assert_eq!(record.count(), 1, "one base is one region");
-        record.remove(Token { base: 4, id: 1 });
-        assert_eq!(record.coverage(4, 12), Coverage::Whole);
-        record.remove(Token { base: 4, id: 2 });
-        assert_eq!(record.coverage(4, 12), Coverage::Part);
-        assert_eq!(record.count(), 1);
-        record.remove(Token { base: 4, id: 3 });
-        assert_eq!((record.coverage(4, 12), record.count()), (Coverage::None, 0));
-        record.remove(Token { base: 4, id: 3 });
-    }
-
-    #[test]
-    fn a_region_at_the_end_of_the_address_space_does_not_wrap() {
-        let record = with(&[(usize::MAX - 4, usize::MAX)]);
-        assert_eq!(record.coverage(usize::MAX - 2, usize::MAX - 1), Coverage::Whole);
-        assert_eq!(record.coverage(0, 4), Coverage::None);
     }
 }

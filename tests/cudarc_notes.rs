@@ -330,3 +330,27 @@ fn a_pool_of_another_driver_takes_cudarcs_copies_too() {
     drop(buffer);
     rig.finish();
 }
+
+#[test]
+fn a_note_that_no_record_covers_is_waited_for_after_the_drop() {
+    let rig = Rig::new(Mode::Untracked);
+    let other = rig.context.new_stream().unwrap();
+    let (mut one, mut two) = (rig.device(LEN), rig.device(LEN));
+    let mut buffer = rig.filled(LEN, &pattern(6, LEN));
+    let address = buffer.as_ptr();
+    rig.fake.hold(other.cu_stream() as usize);
+    other.memcpy_htod(&buffer, &mut two).unwrap();
+    rig.stream.memcpy_htod(&buffer, &mut one).unwrap();
+    buffer.record_last_use(&rig.stream).unwrap();
+    rig.fake.reset_calls();
+    drop(buffer);
+    rig.fake.run_until_idle();
+    until("a wait for the other stream", || rig.fake.calls("cuCtxSynchronize") > 0);
+    assert_ne!(rig.pool.take(LEN).as_ptr(), address, "reused although the other stream reads it");
+    rig.fake.release(other.cu_stream() as usize);
+    rig.fake.run_until_idle();
+    rig.drain();
+    assert!(rig.on_device(&one) == pattern(6, LEN) && rig.on_device(&two) == pattern(6, LEN));
+    drop((one, two));
+    rig.finish();
+}

@@ -4,8 +4,9 @@
 
 mod common;
 
-use common::{KIB, Rig, all_zero, copy_to_device};
-use pinpool::sim::{Fault, Sim};
+use common::{KIB, Rig, all_zero, copy_to_device, pattern};
+use pinpool::Error;
+use pinpool::sim::{CaptureMode, Fault, Sim};
 
 const LEN: usize = 64 * KIB;
 
@@ -158,6 +159,58 @@ fn only_the_page_locking_call_itself_says_that_it_is_not_supported() {
         assert!(rig.pool.take(LEN).is_pinned(), "{entry}: the pool has given page-locking up");
         assert_eq!(rig.sim.allocated_host_bytes(), 0, "{entry}: registering is taken for unsupported");
         rig.drain();
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_driver_that_wants_the_stream_s_context_for_a_record_gets_it_and_the_caller_s_is_restored() {
+    let rig = Rig::with(Sim::builder().handles_need_context(true).build(), |builder| builder);
+    let (stream, mut buffer) = (rig.context.stream(), rig.pinned(LEN));
+    let waits = rig.pool.stats().context_waits;
+    let (sim, stream) = (&rig.sim, &stream);
+    let buffer = std::thread::scope(|scope| {
+        let recorder = scope.spawn(move || {
+            assert_eq!(sim.cuda().cu_ctx_get_current(), Ok(0));
+            buffer.record_last_use(stream).expect("it needs no context of the caller's");
+            assert_eq!(sim.cuda().cu_ctx_get_current(), Ok(0), "left as it was");
+            buffer
+        });
+        recorder.join().unwrap()
+    });
+    drop(buffer);
+    rig.sim.run_until_idle();
+    rig.drain();
+    assert_eq!(rig.pool.stats().context_waits, waits, "the record says when it is over");
+    rig.finish();
+}
+
+#[test]
+fn a_captured_buffer_whose_context_cannot_be_asked_for_is_never_used_again() {
+    for pinned in [true, false] {
+        let rig = Rig::new();
+        let (stream, device) = (rig.context.stream(), rig.context.alloc(LEN));
+        let mut buffer = if pinned { rig.pinned(LEN) } else { rig.pool.take(LEN) };
+        buffer.copy_from_slice(&pattern(3, LEN));
+        let address = buffer.as_ptr();
+        stream.begin_capture(CaptureMode::Relaxed);
+        copy_to_device(&stream, &buffer, LEN, &device);
+        assert_eq!(buffer.record_last_use(&stream), Err(Error::Capturing));
+        let graph = stream.end_capture().unwrap();
+        let held = rig.pool.hold_cleaner();
+        rig.sim.fail("cuCtxGetCurrent", Fault::always(999));
+        drop(buffer);
+        rig.sim.clear_faults();
+        drop(held);
+        rig.drain();
+        let stats = rig.assert_balanced();
+        assert_eq!((stats.held_bytes, stats.quarantined_bytes), (0, LEN), "page-locked: {pinned}");
+        assert_ne!(rig.pool.take(LEN).as_ptr(), address);
+        rig.drain();
+        graph.launch(&stream);
+        rig.sim.run_until_idle();
+        assert_eq!(device.read(), pattern(3, LEN), "a replay reads what was captured");
+        drop(graph);
         rig.finish();
     }
 }

@@ -225,3 +225,15 @@ fn a_region_is_known_before_the_driver_registers_it_and_until_it_has_unregistere
     let both = [("register", true), ("unregister", true)];
     assert_eq!(*seen.lock().unwrap(), [both, both].concat());
 }
+
+#[test]
+fn a_region_of_no_bytes_takes_nothing_away_from_the_record() {
+    let _turn = alone();
+    let before = regions::live_count();
+    let bytes = vec![0u8; LEN];
+    (0..=before).for_each(|_| drop(ExternalRegion::note(bytes.as_ptr(), 0)));
+    let noted = ExternalRegion::note(bytes.as_ptr(), LEN);
+    assert_eq!((regions::covering(&bytes), regions::live_count()), (Coverage::Whole, before + 1));
+    drop(noted);
+    assert_eq!(regions::covering(&bytes), Coverage::None);
+}

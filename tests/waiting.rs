@@ -380,3 +380,28 @@ fn the_cleaner_itself_waits_for_every_recorded_stream() {
     }
     rig.finish();
 }
+
+#[test]
+fn waits_and_evictions_give_their_events_back() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    for round in 0..10 {
+        buffer.record_last_use(&stream).unwrap();
+        rig.sim.run_until_idle();
+        buffer[0] = round; // waits for the event, and is done with it
+    }
+    drop(buffer);
+    rig.drain();
+    // The event that a block keeps for itself outlives the block.
+    for _ in 0..10 {
+        rig.pool.clear();
+        let mut buffer = rig.pinned(LEN);
+        buffer.record_last_use(&stream).unwrap();
+        drop(buffer);
+        rig.sim.run_until_idle();
+        rig.drain();
+    }
+    assert_eq!(rig.sim.calls("cuEventCreate"), 1, "no two uses were outstanding at once");
+    rig.finish();
+}

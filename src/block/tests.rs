@@ -17,7 +17,10 @@ fn only_the_dirty_prefix_is_zeroed_and_only_then_is_it_ready() {
     let quiescent = returned.settle(&driver, Proof::NothingOutstanding);
     let mut quiescent = quiescent.into_ready(&driver).expect_err("dirty");
     let mut job = zero::Job::of(dirty);
-    while quiescent.zero_step(&driver, &mut job) > 0 {}
+    let steps: Vec<_> =
+        std::iter::from_fn(|| Some(quiescent.zero_step(&driver, &mut job)).filter(|bytes| *bytes > 0))
+            .collect();
+    assert_eq!(steps, [zero::STEP_BYTES, dirty - zero::STEP_BYTES], "what was zeroed, step by step");
     let out = quiescent.into_ready(&driver).expect("clean").hand_out();
     let bytes = out.slice(whole);
     assert!(bytes[..dirty].iter().all(|byte| *byte == 0));
