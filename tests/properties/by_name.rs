@@ -11,32 +11,67 @@ use std::time::{Duration, Instant};
 pub const GAVE_UP_AFTER: Duration = Duration::from_millis(1900);
 
 impl World {
-    /// How many more blocks of a class can be page-locked under the ceiling, and kept under the cap besides those of this
-    /// class and of smaller ones: idle ones of other classes make room.
-    fn room_for(&self, class: usize) -> (usize, usize) {
+    /// How many of so many more blocks of a class can be page-locked and kept; `None` where it depends on how fast what is
+    /// evicted is let go.
+    fn room_for(&self, class: usize, count: usize) -> Option<usize> {
         let stats = self.pool.stats();
-        let of_others = stats.classes.iter().filter(|of| of.class_bytes != class);
-        let idle: usize = of_others.map(|of| of.pooled_pinned_buffers * of.class_bytes).sum();
-        let ceiling_bytes = (self.model.ceiling - stats.registered_bytes).saturating_add(idle);
-        let kept = stats.classes.iter().filter(|of| of.class_bytes <= class);
-        let kept_bytes: usize = kept.map(|of| of.pooled_buffers * of.class_bytes).sum();
-        (ceiling_bytes / class, self.model.cap.saturating_sub(kept_bytes) / class)
+        let mut registered = stats.registered_bytes;
+        let mut pooled: BTreeMap<usize, usize> =
+            stats.classes.iter().map(|of| (of.class_bytes, of.pooled_buffers)).collect();
+        let bytes_of = |pooled: &BTreeMap<usize, usize>, most: usize| -> usize {
+            pooled.range(..=most).map(|(class, count)| class * count).sum()
+        };
+        let mut pushes_out = false;
+        for done in 0..count {
+            if bytes_of(&pooled, class) + class > self.model.cap {
+                return Some(done);
+            }
+            let mut over = (registered + class).saturating_sub(self.model.ceiling);
+            if over > 0 && pushes_out {
+                return None;
+            }
+            // The largest of the others go first, for the ceiling.
+            for (other, idle) in pooled.iter_mut().rev().filter(|(other, _)| **other != class) {
+                while over > 0 && *idle > 0 {
+                    *idle -= 1;
+                    registered -= other;
+                    over = over.saturating_sub(*other);
+                }
+            }
+            if over > 0 {
+                return Some(done);
+            }
+            registered += class;
+            *pooled.entry(class).or_default() += 1;
+            // And for the cap, in the background.
+            for (other, idle) in pooled.clone().into_iter().rev() {
+                for _ in 0..idle {
+                    if bytes_of(&pooled, usize::MAX) > self.model.cap {
+                        *pooled.entry(other).or_default() -= 1;
+                        pushes_out = true;
+                    }
+                }
+            }
+        }
+        Some(count)
     }
 
     pub fn prewarm(&mut self, size: usize, count: usize) -> Outcome {
         let class = class_of(size);
-        // Up to date: the cleaner may just have shelved something.
-        let (under_ceiling, under_cap) = self.room_for(class);
-        let expected = if self.model.has_device { count.min(under_ceiling).min(under_cap) } else { 0 };
+        // Of now: the cleaner may just have shelved something.
+        let expected = if self.model.has_device { self.room_for(class, count) } else { Some(0) };
         let started = Instant::now();
         let done = self.pool.prewarm(size, count);
         let is_free = self.model.loose() || started.elapsed() > GAVE_UP_AFTER;
         ensure!(self.model.has_device || done.is_err(), "page-locked without a device");
-        let is_right = match &done {
+        let is_right = |expected| match &done {
             Ok(done) => *done == expected && expected > 0,
             Err(_) => expected == 0,
         };
-        ensure!(is_free || is_right, "prewarm({size}, {count}): {done:?}, and {expected} have room");
+        ensure!(
+            is_free || expected.is_none_or(is_right),
+            "prewarm({size}, {count}): {done:?}, and {expected:?} have room"
+        );
         self.until("what was evicted is let go", |stats| stats.retiring_bytes == 0)?;
         let live = self.live();
         self.forget_gone(&live);
@@ -82,8 +117,12 @@ impl World {
     /// Whether `take_pinned` may fail, asked before it is called.
     pub fn may_refuse(&self, size: usize) -> bool {
         let class = class_of(size);
-        let shelved = self.model.seen.get(&class).map_or(0, |of| of.pooled_pinned_buffers);
-        !self.model.has_device || shelved == 0 && self.room_for(class).0 == 0
+        let stats = self.pool.stats();
+        let (same, others): (Vec<_>, Vec<_>) = stats.classes.iter().partition(|of| of.class_bytes == class);
+        let idle: usize = others.iter().map(|of| of.pooled_pinned_buffers * of.class_bytes).sum();
+        let is_shelved = same.iter().any(|of| of.pooled_pinned_buffers > 0);
+        let has_room = stats.registered_bytes - idle <= self.model.ceiling.saturating_sub(class);
+        !self.model.has_device || !is_shelved && !has_room
     }
 
     /// Caps and trims are obeyed at once: largest class first, in each what lay longest.

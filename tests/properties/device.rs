@@ -1,6 +1,7 @@
 //! The application's side of the simulated device: streams that say of every operation whether it is done.
 #![allow(unsafe_code)] // Enqueueing a copy promises that the memory stays valid until it is done.
 
+use crate::graphs::Captured;
 use crate::script::{FAULTS, Setup, Times};
 use pinpool::PinnedBuffer;
 use pinpool::sim::{Fault, Sim, SimBuffer, SimContext, SimStream};
@@ -30,6 +31,10 @@ pub struct Line {
     /// Unlike its handle never used twice.
     pub id: u64,
     pub held: bool,
+    /// What it captures just now.
+    pub capture: Option<Captured>,
+    /// Something was recorded on it, so the pool can know what it does.
+    pub was_shown: bool,
     marks: Vec<Arc<Mark>>,
     kind: Kind,
 }
@@ -93,7 +98,8 @@ impl Device {
             Kind::Blocking => self.contexts[0].blocking_stream(),
             Kind::Default => self.contexts[0].default_stream(),
         };
-        Line { stream, id: self.next_id, held: false, marks: Vec::new(), kind }
+        let (held, was_shown) = (false, false);
+        Line { stream, id: self.next_id, held, capture: None, was_shown, marks: Vec::new(), kind }
     }
 
     pub fn bind(&mut self, device: usize) {
@@ -136,6 +142,11 @@ impl Device {
             line.marks.iter().for_each(|mark| mark.done.store(true, Ordering::SeqCst));
         }
         Some(context.handle())
+    }
+
+    pub fn can_capture(&self, line: usize) -> bool {
+        let of = &self.lines[line];
+        matches!(of.kind, Kind::NonBlocking(_)) && of.capture.is_none() && !self.is_broken(line)
     }
 
     pub fn is_broken(&self, line: usize) -> bool {
@@ -186,6 +197,7 @@ impl Device {
     pub fn renew(&mut self, line: usize) {
         let Some(old) = self.lines.get(line) else { return };
         if let Kind::NonBlocking(context) = old.kind
+            && old.capture.is_none()
             && !self.broken.contains(&context)
         {
             let kind = old.kind;

@@ -3,6 +3,7 @@
 
 use crate::device::Mark;
 use crate::ensure;
+use crate::graphs::GraphState;
 use crate::model::{Fate, Place, Returned};
 use crate::script::{KIB, Text};
 use crate::world::{Copied, Outcome, World, patience};
@@ -25,17 +26,19 @@ enum Dirty {
 }
 
 pub struct Guard {
-    buffer: PinnedBuffer,
+    pub buffer: PinnedBuffer,
     address: usize,
     /// What the bytes are, but for a copy from the device that is not done.
-    content: Vec<u8>,
-    incoming: Option<Arc<Mark>>,
+    pub content: Vec<u8>,
+    pub incoming: Option<Arc<Mark>>,
     /// Bytes from the start that were written by this holder.
     extent: usize,
     dirty: Dirty,
     fate: Fate,
     uses: Vec<Arc<Mark>>,
     copies: Vec<Copy>,
+    /// Graphs that it was captured into since the last write.
+    pub graphs: Vec<Arc<GraphState>>,
 }
 
 struct Copy {
@@ -57,6 +60,7 @@ impl Guard {
             fate: Fate::Recorded,
             uses: Vec::new(),
             copies: Vec::new(),
+            graphs: Vec::new(),
         }
     }
 
@@ -81,7 +85,17 @@ impl Guard {
         }
     }
 
-    fn has_kept_its_bytes(&mut self) -> bool {
+    /// A graph may use it again.
+    fn is_held(&self) -> bool {
+        self.graphs.iter().any(|graph| !graph.is_over())
+    }
+
+    /// Only a wait for all contexts says that the device is done with it.
+    fn needs_contexts(&self) -> bool {
+        self.fate == Fate::Failed || !self.graphs.is_empty()
+    }
+
+    pub fn has_kept_its_bytes(&mut self) -> bool {
         self.notice_incoming();
         self.incoming.is_some() || self.buffer[..] == self.content[..]
     }
@@ -100,7 +114,7 @@ pub fn pattern(turn: u8, len: usize) -> &'static [u8] {
     &TABLE[usize::from(turn)..][..len]
 }
 
-fn part_of(len: usize, part: u8) -> usize {
+pub fn part_of(len: usize, part: u8) -> usize {
     (len * usize::from(part) / 255).max(1)
 }
 
@@ -109,7 +123,7 @@ impl World {
     /// and the device goes on only once it is seen to wait.
     fn waiting<R: Send>(&mut self, index: usize, action: impl FnOnce(&mut PinnedBuffer) -> R + Send) -> R {
         // A wait for whole contexts lets the device go on by itself.
-        let by_itself = self.guards[index].fate == Fate::Failed;
+        let by_itself = self.guards[index].needs_contexts();
         let guard = &mut self.guards[index];
         if guard.uses.iter().all(|mark| mark.is_done()) {
             return action(&mut guard.buffer);
@@ -143,11 +157,14 @@ impl World {
         // What the pool was not told of, the script has to wait for itself.
         let untracked = self.guards[index].untracked();
         self.device.finish(untracked.iter());
-        let failed = self.guards[index].fate == Fate::Failed;
-        if failed {
+        if self.guards[index].is_held() {
+            self.refuses_writes(index)?;
+            return Ok(false);
+        }
+        if self.guards[index].needs_contexts() {
             let model = &self.model;
             let others_wait = model.blocks.iter().any(|block| model.may_wait_for_contexts(block));
-            if self.device.has_held_work() || others_wait {
+            if self.device.has_held_work() || self.device.is_capturing() || others_wait {
                 return Ok(false);
             }
             // It waits for all contexts, so everything recorded goes on without being stepped.
@@ -170,6 +187,7 @@ impl World {
         guard.fate = Fate::Recorded;
         guard.uses.clear();
         guard.copies.clear();
+        guard.graphs.clear();
         Ok(true)
     }
 
@@ -213,6 +231,7 @@ impl World {
         let (device, mark) = self.device.copy_out(line, &guard.buffer, len);
         let expected = guard.content[..len].to_vec();
         let context = self.device.lines[line].stream.context().handle();
+        let device = Arc::new(device);
         self.copied.push(Copied { device, expected, mark: mark.clone(), context });
         let line_id = self.device.lines[line].id;
         guard.copies.extend(mark.map(|mark| Copy { mark, line: line_id, recorded: false }));
@@ -241,6 +260,7 @@ impl World {
         let guard = &mut self.guards[index];
         let buffer = &mut guard.buffer;
         let (mark, result) = self.device.enqueue(line, |stream| buffer.record_last_use(stream));
+        self.device.lines[line].was_shown = true;
         match result {
             Ok(()) => {
                 guard.uses.push(mark);
@@ -264,7 +284,7 @@ impl World {
         let guard = &self.guards[index];
         let is_believed =
             guard.fate == Fate::Proven || guard.fate == Fate::Recorded && !guard.uses.is_empty();
-        if is_believed {
+        if is_believed && guard.graphs.is_empty() {
             // A use after a record and outside all tracking is the caller's to wait for.
             let untracked = guard.untracked();
             self.device.finish(untracked.iter());
@@ -280,6 +300,7 @@ impl World {
             fate: guard.fate,
             uses: guard.uses,
             copies: guard.copies.into_iter().map(|copy| copy.mark).collect(),
+            graphs: guard.graphs,
             dirty,
         };
         let Some(block) = self.model.find(guard.address) else { return Err("an unknown guard".into()) };
@@ -307,10 +328,11 @@ impl World {
     pub fn assume_quiescent(&mut self, index: usize) -> Outcome {
         let guard = &mut self.guards[index];
         // A stream that was recorded and did not copy may be far behind.
-        if guard.copies.iter().all(|copy| copy.mark.is_done()) {
+        if guard.copies.iter().all(|copy| copy.mark.is_done()) && !guard.is_held() {
             // SAFETY: every copy from and to the buffer is done.
             unsafe { guard.buffer.assume_quiescent() };
             guard.fate = Fate::Proven;
+            guard.graphs.clear();
         }
         Ok(())
     }
@@ -321,12 +343,16 @@ impl World {
         let loose = self.model.loose();
         match result {
             Ok(()) => {
-                ensure!(guard.fate != Fate::Failed, "waited although context-wide waits are held");
+                ensure!(!guard.needs_contexts(), "waited although context-wide waits are held");
                 ensure!(guard.uses.iter().all(|mark| mark.is_done()), "a wait ended too early");
             }
             Err(Error::ContextWaitsHeld) => {
-                ensure!(guard.fate == Fate::Failed || loose, "waiting for contexts for no reason");
+                ensure!(
+                    guard.needs_contexts() && !guard.is_held() || loose,
+                    "waiting for contexts for no reason"
+                );
             }
+            Err(Error::Capturing) => ensure!(guard.is_held(), "not waited for a graph that is gone"),
             Err(error) => ensure!(loose, "a wait failed: {error}"),
         }
         Ok(())
@@ -336,6 +362,7 @@ impl World {
         let guard = &self.guards[index];
         let done = guard.uses.iter().all(|mark| mark.is_done());
         let expected = match guard.fate {
+            _ if !guard.graphs.is_empty() => false,
             Fate::Failed => false,
             Fate::Proven => true,
             Fate::Recorded => done,

@@ -9,6 +9,7 @@ mod by_name;
 #[allow(unused)]
 mod common;
 mod device;
+mod graphs;
 mod guards;
 mod model;
 mod own;
@@ -118,6 +119,7 @@ fn with_room_for_all_the_pool_does_what_the_model_says() {
         caps: ROOMY,
         has_ceiling: false,
         has_faults: false,
+        has_graphs: false,
         has_own: true,
         operations: 40,
     });
@@ -131,6 +133,7 @@ fn under_a_tight_cap_the_largest_and_coldest_go_first() {
         caps: TIGHT,
         has_ceiling: false,
         has_faults: false,
+        has_graphs: false,
         has_own: true,
         operations: 40,
     });
@@ -144,6 +147,7 @@ fn under_a_ceiling_never_more_is_page_locked() {
         caps: &[64 << 20, 24 * KIB],
         has_ceiling: true,
         has_faults: false,
+        has_graphs: false,
         has_own: false,
         operations: 40,
     });
@@ -157,8 +161,23 @@ fn whatever_the_driver_refuses_no_byte_is_wrong_and_no_account_unbalanced() {
         caps: &[64 << 20, 24 * KIB],
         has_ceiling: false,
         has_faults: true,
+        has_graphs: false,
         has_own: false,
         operations: 40,
+    });
+}
+
+#[test]
+fn what_a_graph_may_replay_is_held_until_the_graph_is_gone() {
+    check(Profile {
+        name: "graphs",
+        devices: &[1, 1, 2],
+        caps: &[64 << 20, 64 << 20, 24 * KIB],
+        has_ceiling: false,
+        has_faults: false,
+        has_graphs: true,
+        has_own: true,
+        operations: 50,
     });
 }
 
@@ -170,6 +189,7 @@ fn without_a_device_the_pool_recycles_plain_memory() {
         caps: &[64 << 20, 24 * KIB],
         has_ceiling: false,
         has_faults: false,
+        has_graphs: false,
         has_own: false,
         operations: 40,
     });

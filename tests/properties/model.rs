@@ -4,6 +4,7 @@
 //! struck, it looks at what is page-locked and at the counts, and demands that one right outcome explains them.
 
 use crate::device::Mark;
+use crate::graphs::GraphState;
 use pinpool::{ClassStats, PinnedPool, Stats};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,6 +38,8 @@ pub struct Returned {
     pub uses: Vec<Arc<Mark>>,
     /// Copies, whether the pool can know of them or not.
     pub copies: Vec<Arc<Mark>>,
+    /// Graphs that it was captured into.
+    pub graphs: Vec<Arc<GraphState>>,
     pub dirty: usize,
 }
 
@@ -44,6 +47,8 @@ pub struct Returned {
 pub enum Place {
     Out,
     Queued(Returned),
+    /// For a graph; not queued.
+    Held(Returned),
     /// With the place in the order of shelving; equal where the order is unknown.
     Shelved(u64),
     /// Evicted, not yet unregistered.
@@ -75,6 +80,7 @@ impl Block {
     pub fn is_elsewhere(&self, is_finishing: bool) -> bool {
         match self.place {
             Place::Out | Place::Quarantined => true,
+            Place::Held(_) => !is_finishing,
             Place::Queued(_) => !is_finishing,
             _ => false,
         }
@@ -95,11 +101,17 @@ impl Returned {
     /// Whether nothing touches the bytes, as far as the pool can know: only then may the pool.
     pub fn may(&self) -> bool {
         let is_recorded_done = self.fate == Fate::Proven || self.uses.iter().all(|mark| mark.is_done());
-        is_recorded_done && self.copies.iter().all(|mark| mark.is_done())
+        is_recorded_done && self.copies.iter().all(|mark| mark.is_done()) && !self.is_held()
+    }
+
+    /// A graph may use it again.
+    pub fn is_held(&self) -> bool {
+        self.graphs.iter().any(|graph| !graph.is_over())
     }
 
     fn waits_for_contexts(&self, pinned: bool, reads_pageable: bool) -> bool {
         match self.fate {
+            _ if !self.graphs.is_empty() => true,
             Fate::Failed => true,
             Fate::Recorded => self.uses.is_empty() && (pinned || reads_pageable),
             Fate::Proven => false,
@@ -197,6 +209,7 @@ impl Model {
     pub fn may_wait_for_contexts(&self, block: &Block) -> bool {
         match &block.place {
             Place::Queued(returned) => returned.waits_for_contexts(block.pinned, self.reads_pageable),
+            Place::Held(returned) => !returned.is_held(),
             Place::Unknown(_) => true,
             _ => false,
         }
@@ -204,7 +217,10 @@ impl Model {
 
     /// Whether the cleaner has to finish the block when it is let work. `contexts_finish`: all contexts can be waited for.
     pub fn must_finish(&self, block: &Block, contexts_finish: bool) -> bool {
-        let Place::Queued(returned) = &block.place else { return false };
+        let (Place::Queued(returned) | Place::Held(returned)) = &block.place else { return false };
+        if returned.is_held() {
+            return false;
+        }
         match returned.waits_for_contexts(block.pinned, self.reads_pageable) && self.has_device {
             true => contexts_finish,
             false => returned.fate == Fate::Proven || returned.uses.iter().all(|mark| mark.is_done()),
@@ -224,7 +240,10 @@ impl Model {
     }
 
     pub fn may_be_harvested(&self, block: &Block, returned: &Returned, zeroed: bool) -> bool {
-        (block.pinned || !self.has_device) && (!zeroed || returned.dirty <= self.zero_limit) && returned.may()
+        (block.pinned || !self.has_device)
+            && returned.graphs.is_empty()
+            && (!zeroed || returned.dirty <= self.zero_limit)
+            && returned.may()
     }
 
     pub fn shelved_bytes(&self) -> usize {
@@ -309,6 +328,7 @@ impl Model {
             let out = of(|place| matches!(place, Place::Out));
             let queued = of(|place| matches!(place, Place::Queued(_)));
             let shelved = of(|place| matches!(place, Place::Shelved(_)));
+            let held = of(|place| matches!(place, Place::Held(_)));
             let retiring = of(|place| matches!(place, Place::Retiring));
             let quarantined = of(|place| matches!(place, Place::Quarantined));
             let unknown = of(|place| matches!(place, Place::Unknown(_)));
@@ -327,6 +347,12 @@ impl Model {
                     seen.quarantined_buffers - seen.quarantined_pinned_buffers,
                 ]
             };
+            let seen_held =
+                if pinned { seen.held_pinned_buffers } else { seen.held_buffers - seen.held_pinned_buffers };
+            ensure!(
+                seen_held == held,
+                "class {class}: {seen_held} held (pinned: {pinned}), and it should be {held}"
+            );
             let seen_retiring = if pinned { seen.retiring_buffers } else { 0 };
             ensure!(
                 seen_out == out,

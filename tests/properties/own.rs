@@ -37,12 +37,12 @@ impl World {
     }
 
     pub fn copy_own(&mut self, index: usize, line: usize) -> Outcome {
-        if self.own.is_empty() || self.device.is_broken(line) {
+        if self.own.is_empty() || self.device.is_broken(line) || self.device.lines[line].capture.is_some() {
             return Ok(());
         }
         let index = index % self.own.len();
         let context = self.device.lines[line].stream.context();
-        let (device, context) = (context.alloc(OWN_BYTES), context.handle());
+        let (device, context) = (Arc::new(context.alloc(OWN_BYTES)), context.handle());
         let own = &mut self.own[index];
         ensure!(own.pinned[..] == own.content[..], "the bytes of own memory changed");
         let (mark, recorded) = self.device.enqueue(line, |stream| {
@@ -51,6 +51,7 @@ impl World {
             own.pinned.record_last_use(stream)
         });
         ensure!(recorded.is_ok() || self.model.loose(), "own memory: {recorded:?}");
+        self.device.lines[line].was_shown = true;
         own.uses.push(mark.clone());
         let expected = own.content.clone();
         self.copied.push(Copied { device, expected, mark: Some(mark), context });

@@ -15,19 +15,25 @@ impl World {
         let must_end_idle = self.model.loose() || self.model.blocks.iter().any(is_unknown);
         if must_end_idle {
             // Which blocks finish is not known, so all do.
+            self.end_all_graphs()?;
             self.device.release_all();
             self.device.run_until_idle();
         }
-        let contexts_finish = !self.device.has_held_work();
+        self.finish_dropped_graphs();
+        let is_free = !self.device.has_held_work();
+        let contexts_finish = is_free && !self.device.is_capturing();
         let model = &self.model;
         let waits_for_contexts = model
             .blocks
             .iter()
-            .any(|block| matches!(block.place, Place::Queued(_)) && model.may_wait_for_contexts(block));
+            .any(|block| !matches!(block.place, Place::Unknown(_)) && model.may_wait_for_contexts(block));
         // A wait for all contexts lets everything happen that anything could wait for.
         let all_finish = contexts_finish && waits_for_contexts && model.has_device && !model.loose();
         let must = |block: &&Block| match block.place {
-            Place::Queued(_) => all_finish || model.must_finish(block, contexts_finish),
+            Place::Queued(ref returned) => {
+                all_finish && !returned.is_held() || model.must_finish(block, contexts_finish)
+            }
+            Place::Held(_) => model.must_finish(block, contexts_finish),
             _ => false,
         };
         let finishing: BTreeSet<usize> =
@@ -37,15 +43,27 @@ impl World {
         });
         let to_pin: usize = to_pin.map(|block| block.class).sum();
         let has_room = self.live().values().sum::<usize>() + to_pin <= model.ceiling;
-        let queued = self.pool.stats().queued_buffers;
-        let left = queued.checked_sub(finishing.len()).ok_or("fewer are queued than were returned")?;
-        let target = if must_end_idle { 0 } else { left };
-        if contexts_finish {
+        // By class, what stays queued, and what is held for graphs.
+        let mut left = BTreeMap::<usize, (usize, usize)>::new();
+        for block in model.blocks.iter().filter(|block| !finishing.contains(&block.address) && !must_end_idle)
+        {
+            let (queued, held) = left.entry(block.class).or_default();
+            match &block.place {
+                Place::Queued(returned) | Place::Held(returned) if returned.is_held() => *held += 1,
+                Place::Queued(_) | Place::Held(_) => *queued += 1,
+                _ => {}
+            }
+        }
+        if is_free && self.device.captures_are_known() {
             self.waits = None;
         }
         self.cleaner = None;
         self.until("the cleaner finishes what it can", |stats| {
-            stats.queued_buffers <= target && stats.retiring_bytes == 0
+            let is_done = stats.classes.iter().all(|class| {
+                let (queued, held) = left.get(&class.class_bytes).copied().unwrap_or_default();
+                class.queued_buffers <= queued && class.held_buffers == held
+            });
+            is_done && stats.retiring_bytes == 0
         })?;
         self.settled(&finishing, has_room)?;
         let result = during(self);
@@ -83,7 +101,7 @@ impl World {
         // After the cap was too small once, what is out counts as well before anything else is page-locked.
         let is_away = |block: &&Block| match block.place {
             Place::Out => block.pinned,
-            Place::Queued(_) => block.pinned && !finishing.contains(&block.address),
+            Place::Queued(_) | Place::Held(_) => block.pinned && !finishing.contains(&block.address),
             _ => false,
         };
         let out = self.model.blocks.iter().filter(is_away);
@@ -104,6 +122,11 @@ impl World {
         for mut block in std::mem::take(&mut self.model.blocks) {
             // Pageable memory is freed without a trace, and its address used again, perhaps by a block of another class.
             let is_finishing = finishing.contains(&block.address);
+            block.place = match block.place {
+                Place::Held(returned) if !returned.is_held() => Place::Queued(returned),
+                Place::Queued(returned) if returned.is_held() => Place::Held(returned),
+                place => place,
+            };
             if mixed.contains(&block.class) && !block.is_elsewhere(is_finishing) {
                 continue;
             }
@@ -204,7 +227,8 @@ impl World {
     }
 
     pub fn shut_down(&mut self) -> Outcome {
-        self.model.gave_up |= self.pool.stats().queued_buffers > 0;
+        let stats = self.pool.stats();
+        self.model.gave_up |= stats.queued_buffers + stats.held_buffers > 0;
         let report = self.pool.shutdown();
         ensure!(report.completed, "{TOO_SLOW}");
         let live = self.live();
@@ -220,7 +244,7 @@ impl World {
                     ensure!(loose && returned.may(), "let go in flight: {:x}", block.address);
                     continue;
                 }
-                Place::Queued(_) if !loose => Place::Quarantined,
+                Place::Queued(_) | Place::Held(_) if !loose => Place::Quarantined,
                 _ if block.pinned && !is_live => continue,
                 _ if block.pinned => Place::Quarantined,
                 _ => Place::Unknown(None),

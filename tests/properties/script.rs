@@ -88,6 +88,12 @@ pub enum Op {
     /// Own memory, stream: a copy to the device, recorded.
     CopyOwn(u8, u8),
     DropOwn(u8),
+    /// Stream, mode.
+    BeginCapture(u8, u8),
+    EndCapture(u8),
+    /// Graph, stream.
+    Launch(u8, u8),
+    DropGraph(u8),
     /// Entry point (an index into [`FAULTS`]).
     Fail(u8, Times),
     ClearFaults,
@@ -118,6 +124,8 @@ pub struct Profile {
     pub caps: &'static [usize],
     pub has_ceiling: bool,
     pub has_faults: bool,
+    /// Streams capture graphs.
+    pub has_graphs: bool,
     /// The application page-locks memory of its own.
     pub has_own: bool,
     pub operations: usize,
@@ -175,6 +183,7 @@ fn operations(profile: Profile) -> impl Strategy<Value = Op> {
     let caps = select(profile.caps).prop_union(select(&[0, 4 * KIB, 12 * KIB, 20 * KIB][..]));
     let times = prop_oneof![4 => Just(Times::Once), 1 => Just(Times::Second), 1 => Just(Times::Always)];
     let faults = if profile.has_faults { 10 } else { 0 };
+    let graphs = if profile.has_graphs { 30 } else { 0 };
     let own = if profile.has_own { 3 } else { 0 };
     let of_guards = prop_oneof![
         22 => (how, sizes()).prop_map(|(how, size)| Op::Take(how, size)),
@@ -213,10 +222,16 @@ fn operations(profile: Profile) -> impl Strategy<Value = Op> {
     ];
     let of_own = prop_oneof![
         2 => Just(Op::PinOwn),
-        4 => (0..3u8, stream).prop_map(|(own, stream)| Op::CopyOwn(own, stream)),
+        4 => (0..3u8, stream.clone()).prop_map(|(own, stream)| Op::CopyOwn(own, stream)),
         2 => (0..3u8).prop_map(Op::DropOwn),
     ];
-    prop_oneof![80 => of_guards, 22 => of_device, 25 => of_pool, own => of_own, faults => of_faults]
+    let of_graphs = prop_oneof![
+        8 => (stream.clone(), 0..3u8).prop_map(|(stream, mode)| Op::BeginCapture(stream, mode)),
+        8 => stream.clone().prop_map(Op::EndCapture),
+        9 => (0..4u8, stream).prop_map(|(graph, stream)| Op::Launch(graph, stream)),
+        5 => (0..4u8).prop_map(Op::DropGraph),
+    ];
+    prop_oneof![80 => of_guards, 22 => of_device, 25 => of_pool, own => of_own, graphs => of_graphs, faults => of_faults]
 }
 
 /// As a test that can be pasted into `regressions.rs`.

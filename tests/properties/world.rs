@@ -5,6 +5,7 @@
 
 use crate::device::{Device, Mark};
 use crate::ensure;
+use crate::graphs::{Graph, GraphState};
 use crate::guards::Guard;
 use crate::model::{Fate, Model, Returned};
 use crate::own::{OWN_BYTES, Own};
@@ -34,7 +35,7 @@ pub type Outcome = Result<(), String>;
 
 /// A copy to the device, and what it has to put there.
 pub struct Copied {
-    pub device: SimBuffer,
+    pub device: Arc<SimBuffer>,
     pub expected: Vec<u8>,
     pub mark: Option<Arc<Mark>>,
     /// The handle of the context.
@@ -45,6 +46,9 @@ pub struct World {
     pub guards: Vec<Guard>,
     pub copied: Vec<Copied>,
     pub own: Vec<Own>,
+    pub graphs: Vec<Graph>,
+    /// Those whose launches may go on.
+    pub dropped_graphs: Vec<Arc<GraphState>>,
     pub model: Model,
     pub cleaner: Option<CleanerHold>,
     pub waits: Option<ContextWaitHold>,
@@ -100,6 +104,8 @@ impl World {
             guards: Vec::new(),
             copied: Vec::new(),
             own: Vec::new(),
+            graphs: Vec::new(),
+            dropped_graphs: Vec::new(),
             model,
             cleaner: Some(pool.hold_cleaner()),
             waits: Some(pool.hold_context_waits()),
@@ -135,11 +141,11 @@ impl World {
             Op::Prewarm(size, count) => self.run_cleaner(|world| world.prewarm(size, count.into())),
             Op::Shutdown => self.run_cleaner(Self::shut_down),
             Op::LetTimePass(tens) => self.run_cleaner(|world| world.let_time_pass(10 * u64::from(tens))),
-            Op::PinOwn => self.pin_own(),
-            Op::CopyOwn(own, on) if !self.device.lines.is_empty() => {
-                self.copy_own(own.into(), line(on, self))
+            Op::DropGraph(graph) => {
+                self.drop_graph(graph.into());
+                Ok(())
             }
-            Op::CopyOwn(..) => Ok(()),
+            Op::PinOwn => self.pin_own(),
             Op::DropOwn(own) => self.drop_own(own.into()),
             Op::Fail(fault, times) => {
                 match self.device.fail(fault, times) {
@@ -164,6 +170,15 @@ impl World {
                 (self.model.sticky, self.model.was_faulty) = (true, true);
                 Ok(())
             }
+            Op::BeginCapture(..) | Op::EndCapture(_) | Op::Launch(..) | Op::CopyOwn(..)
+                if self.device.lines.is_empty() =>
+            {
+                Ok(())
+            }
+            Op::BeginCapture(on, mode) => self.begin_capture(line(on, self), mode),
+            Op::EndCapture(on) => self.end_capture(line(on, self)),
+            Op::Launch(graph, on) => self.launch(graph.into(), line(on, self)),
+            Op::CopyOwn(own, on) => self.copy_own(own.into(), line(on, self)),
             _ if self.guards.is_empty() => Ok(()),
             Op::Fill(index, text) => self.fill(guard(index, self), text),
             Op::Drop(index, away) => self.give_back(guard(index, self), away),
@@ -171,8 +186,21 @@ impl World {
             Op::Wait(index) => self.wait(guard(index, self)),
             Op::IsQuiescent(index) => self.is_quiescent(guard(index, self)),
             _ if self.device.lines.is_empty() => Ok(()),
-            Op::CopyOut(_, index, ..) | Op::CopyBack(_, index) | Op::Record(_, index)
-                if self.device.is_broken(line(index, self)) =>
+            Op::CopyOut(_, on, ..) | Op::CopyBack(_, on) | Op::Record(_, on)
+                if self.device.is_broken(line(on, self)) =>
+            {
+                Ok(())
+            }
+            Op::CopyOut(index, on, part, recorded) if self.captures_on(line(on, self)) => {
+                self.capture_copy(guard(index, self), line(on, self), part, recorded)
+            }
+            Op::Record(index, on) if self.captures_on(line(on, self)) => {
+                self.record_on_capturing(guard(index, self))
+            }
+            Op::CopyBack(_, on) if self.captures_on(line(on, self)) => Ok(()),
+            // The application would break its own capture.
+            Op::CopyOut(index, ..) | Op::CopyBack(index, _)
+                if self.device.is_capturing() && !self.guards[guard(index, self)].buffer.is_pinned() =>
             {
                 Ok(())
             }
@@ -182,6 +210,10 @@ impl World {
             Op::CopyBack(index, on) => self.copy_back(guard(index, self), line(on, self)),
             Op::Record(index, on) => self.record(guard(index, self), line(on, self)),
         }
+    }
+
+    fn captures_on(&self, line: usize) -> bool {
+        self.device.lines[line].capture.is_some()
     }
 
     fn apply_to_device(&mut self, op: &Op, index: impl Fn(u8) -> usize) {
@@ -227,6 +259,9 @@ impl World {
     pub fn finish(mut self) -> Outcome {
         self.device.sim.clear_faults();
         (self.model.faulty, self.model.records_fail) = (false, false);
+        for line in 0..self.device.lines.len() {
+            self.end_capture(line)?;
+        }
         while !self.guards.is_empty() {
             self.give_back(0, false)?;
         }
@@ -236,6 +271,10 @@ impl World {
         self.device.release_all();
         self.device.run_until_idle();
         self.until_own_is_let_go()?;
+        self.run_cleaner(Self::drain)?;
+        self.check()?;
+        self.end_all_graphs()?;
+        self.device.run_until_idle();
         self.run_cleaner(Self::drain)?;
         self.check()?;
         ensure!(self.copied.is_empty(), "copies are left");
@@ -258,6 +297,6 @@ pub fn class_of(size: usize) -> usize {
 impl Returned {
     /// As it was when the pool itself dropped a buffer that `take_pinned` could not use.
     pub fn untouched(dirty: usize) -> Self {
-        Self { fate: Fate::Recorded, uses: Vec::new(), copies: Vec::new(), dirty }
+        Self { fate: Fate::Recorded, uses: Vec::new(), copies: Vec::new(), graphs: Vec::new(), dirty }
     }
 }
