@@ -90,6 +90,36 @@ impl Core {
         Ok(())
     }
 
+    pub(super) fn reset_primary(&self, device: i32) -> Result<(), u32> {
+        let index = self.device_index(device)?;
+        let state = self.state.lock();
+        if state.contexts[index].is_alive {
+            self.end_context(state, index);
+        }
+        Ok(())
+    }
+
+    pub(super) fn create_context(&self, flags: u32, device: i32) -> Result<usize, u32> {
+        self.device_index(device)?;
+        let mut state = self.state.lock();
+        let index = state.contexts.len();
+        let context = Context { flags, is_primary: false, ..Context::inactive_primary(device) };
+        state.contexts.push(context);
+        state.bring_to_life(index);
+        Ok(state.handle(Kind::Context, index))
+    }
+
+    pub(super) fn destroy_context(&self, context: usize) -> Result<(), u32> {
+        let state = self.state.lock();
+        let found = state.index(Kind::Context, context).filter(|index| *index < state.contexts.len());
+        let index = found.ok_or(INVALID_CONTEXT)?;
+        if state.contexts[index].is_primary || !state.contexts[index].is_alive {
+            return Err(INVALID_CONTEXT);
+        }
+        self.end_context(state, index);
+        Ok(())
+    }
+
     /// Everything that belongs to the context vanishes: streams with their work, events, registrations, memory.
     fn end_context(&self, mut state: MutexGuard<'_, State>, index: usize) {
         let context = state.context_ref(index);
@@ -150,12 +180,7 @@ impl Cuda {
     pub fn cu_device_primary_ctx_reset(&self, device: i32) -> Result<(), u32> {
         let core = self.core();
         core.enter(Call::PrimaryReset, 0)?;
-        let index = core.device_index(device)?;
-        let state = core.state.lock();
-        if state.contexts[index].is_alive {
-            core.end_context(state, index);
-        }
-        Ok(())
+        core.reset_primary(device)
     }
 
     /// `cuDevicePrimaryCtxGetState`: the flags, and whether the primary context is alive.
@@ -171,13 +196,7 @@ impl Cuda {
     pub fn cu_ctx_create(&self, flags: u32, device: i32) -> Result<usize, u32> {
         let core = self.core();
         let thread = core.enter(Call::CtxCreate, 0)?;
-        core.device_index(device)?;
-        let mut state = core.state.lock();
-        let index = state.contexts.len();
-        let context = Context { flags, is_primary: false, ..Context::inactive_primary(device) };
-        state.contexts.push(context);
-        state.bring_to_life(index);
-        let handle = state.handle(Kind::Context, index);
+        let handle = core.create_context(flags, device)?;
         push(thread, handle);
         Ok(handle)
     }
@@ -186,13 +205,7 @@ impl Cuda {
     pub fn cu_ctx_destroy(&self, context: usize) -> Result<(), u32> {
         let core = self.core();
         let thread = core.enter(Call::CtxDestroy, 0)?;
-        let state = core.state.lock();
-        let found = state.index(Kind::Context, context).filter(|index| *index < state.contexts.len());
-        let index = found.ok_or(INVALID_CONTEXT)?;
-        if state.contexts[index].is_primary || !state.contexts[index].is_alive {
-            return Err(INVALID_CONTEXT);
-        }
-        core.end_context(state, index);
+        core.destroy_context(context)?;
         if thread.current.load(Ordering::Relaxed) == context {
             pop(thread);
         }

@@ -13,8 +13,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A retain of a device's primary context; see [`Sim::context`]. Clones share it; the last one, and the
-/// last stream and buffer made from it, releases it.
+/// A retain of a device's primary context ([`Sim::context`]), or a context of its own ([`Sim::create_context`]). Clones
+/// share it; the last one, and the last stream and buffer made from it, releases or destroys it.
 #[derive(Clone)]
 pub struct SimContext {
     retained: Arc<Retained>,
@@ -24,6 +24,7 @@ struct Retained {
     sim: Sim,
     device: i32,
     handle: usize,
+    is_primary: bool,
 }
 
 /// A stream of the simulated device; destroyed at drop.
@@ -47,9 +48,30 @@ impl SimContext {
     pub(super) fn retain(sim: Sim, device: i32) -> Self {
         let retained = sim.cuda().core().retain_primary(device);
         let handle = retained.unwrap_or_else(|code| panic!("no simulated device {device}: {code}"));
-        let context = Self { retained: Arc::new(Retained { sim, device, handle }) };
+        Self::new(Retained { sim, device, handle, is_primary: true })
+    }
+
+    /// # Panics
+    /// When the device does not exist.
+    pub(super) fn create(sim: Sim, device: i32) -> Self {
+        let created = sim.cuda().core().create_context(0, device);
+        let handle = created.unwrap_or_else(|code| panic!("no simulated device {device}: {code}"));
+        Self::new(Retained { sim, device, handle, is_primary: false })
+    }
+
+    fn new(retained: Retained) -> Self {
+        let context = Self { retained: Arc::new(retained) };
         context.bind();
         context
+    }
+
+    /// Ends the context now, and all that belongs to it, whoever uses it: `cuCtxDestroy`, or
+    /// `cuDevicePrimaryCtxReset` for a primary one.
+    pub fn end(&self) {
+        let Retained { device, handle, is_primary, .. } = *self.retained;
+        let core = self.cuda().core();
+        // It fails only when the context has ended already.
+        let _ = if is_primary { core.reset_primary(device) } else { core.destroy_context(handle) };
     }
 
     /// A new stream that does not synchronise with the default stream.
@@ -135,8 +157,13 @@ impl SimContext {
 
 impl Drop for Retained {
     fn drop(&mut self) {
-        // It fails only after a test reset or released the context itself.
-        let _ = self.sim.cuda().core().release_primary(self.device);
+        let core = self.sim.cuda().core();
+        // It fails only after a test ended or released the context itself.
+        let _ = if self.is_primary {
+            core.release_primary(self.device)
+        } else {
+            core.destroy_context(self.handle)
+        };
     }
 }
 
@@ -248,7 +275,10 @@ impl AsStreamRef for SimStream {
             driver: identity(self.context.cuda()),
             context: ContextHandle(self.context.handle()),
             stream: StreamHandle(self.handle),
-            keep: Keep::Primary(self.context.device()),
+            keep: match self.context.retained.is_primary {
+                true => Keep::Primary(self.context.device()),
+                false => Keep::Caller,
+            },
             watch: Some(Watch { key: self.id as usize, start: &start }),
         })
     }

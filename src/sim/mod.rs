@@ -164,6 +164,17 @@ impl Sim {
         SimContext::retain(self.clone(), device)
     }
 
+    /// As [`context`](Self::context), with a context of the application's own (`cuCtxCreate`), destroyed when the last
+    /// handle of it, its streams and its buffers is dropped. Whoever lets a pool know it keeps it, as with any
+    /// [`RawStream`](crate::RawStream).
+    ///
+    /// # Panics
+    /// As there.
+    pub fn create_context(&self, device: i32) -> SimContext {
+        self.cuda().cu_init(0).unwrap_or_else(|code| panic!("cuInit failed: {code}"));
+        SimContext::create(self.clone(), device)
+    }
+
     /// The raw entry points.
     pub fn cuda(&self) -> &Cuda {
         &self.session.cuda

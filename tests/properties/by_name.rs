@@ -73,6 +73,9 @@ impl World {
             "prewarm({size}, {count}): {done:?}, and {expected:?} have room"
         );
         self.until("what was evicted is let go", |stats| stats.retiring_bytes == 0)?;
+        if self.model.ended {
+            return Ok(());
+        }
         let live = self.live();
         self.forget_gone(&live);
         self.model.next_order();
@@ -133,6 +136,9 @@ impl World {
             self.model.cap = bytes;
         } else {
             self.pool.trim_to(bytes);
+        }
+        if self.model.ended {
+            return Ok(());
         }
         let mut total = self.model.shelved_bytes();
         let after = self.pool.stats();

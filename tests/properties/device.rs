@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Enqueueing a copy promises that the memory stays valid until it is done.
 
 use crate::graphs::Captured;
-use crate::script::{FAULTS, Setup, Times};
+use crate::script::{Contexts, FAULTS, Setup, Times};
 use pinpool::PinnedBuffer;
 use pinpool::sim::{Fault, Sim, SimBuffer, SimContext, SimStream};
 use std::sync::Arc;
@@ -48,10 +48,11 @@ enum Kind {
 
 pub struct Device {
     pub sim: Sim,
-    pub contexts: Vec<SimContext>,
+    /// One for each device, and perhaps one more that is created.
+    pub contexts: Vec<Option<SimContext>>,
     pub lines: Vec<Line>,
     pub current: usize,
-    /// Contexts that are lost.
+    /// The handles of contexts that are lost.
     broken: Vec<usize>,
     marks: Vec<Arc<Mark>>,
     next_id: u64,
@@ -66,7 +67,12 @@ impl Device {
         // That unregistering waits for the device is a courtesy that hides mistakes.
         let sim = builder.unregister_waits(false).build();
         sim.expect_violations(); // taken after every operation, on the script's thread
-        let contexts: Vec<_> = (0..setup.devices).map(|device| sim.context(device.into())).collect();
+        let primary = |device: u8| (setup.contexts != Contexts::Late).then(|| sim.context(device.into()));
+        let mut contexts: Vec<_> = (0..setup.devices).map(primary).collect();
+        if setup.contexts != Contexts::Stay {
+            contexts.push(None);
+            sim.cuda().cu_init(0).expect("no fault is set for it");
+        }
         let mut device = Self {
             sim,
             contexts,
@@ -77,33 +83,43 @@ impl Device {
             next_id: 0,
         };
         for context in 0..device.contexts.len() {
-            device.lines.push(device.line(Kind::NonBlocking(context)));
-            device.lines.push(device.line(Kind::NonBlocking(context)));
+            device.add_lines(context);
         }
-        if setup.devices == 1 {
-            device.lines.push(device.line(Kind::Blocking));
-            device.lines.push(device.line(Kind::Default));
+        if setup.devices == 1 && setup.contexts == Contexts::Stay {
+            for kind in [Kind::Blocking, Kind::Default] {
+                let line = device.line(kind);
+                device.next_id += 1;
+                device.lines.push(line);
+            }
         }
-        for (id, line) in device.lines.iter_mut().enumerate() {
-            line.id = id as u64;
-        }
-        device.next_id = device.lines.len() as u64;
         device.bind(0);
         device
     }
 
+    fn add_lines(&mut self, context: usize) {
+        for _ in 0..2 {
+            if self.contexts[context].is_some() {
+                let line = self.line(Kind::NonBlocking(context));
+                self.next_id += 1;
+                self.lines.push(line);
+            }
+        }
+    }
+
     fn line(&self, kind: Kind) -> Line {
+        let index = if let Kind::NonBlocking(context) = kind { context } else { 0 };
+        let context = self.contexts[index].as_ref().expect("asked by the caller");
         let stream = match kind {
-            Kind::NonBlocking(context) => self.contexts[context].stream(),
-            Kind::Blocking => self.contexts[0].blocking_stream(),
-            Kind::Default => self.contexts[0].default_stream(),
+            Kind::NonBlocking(_) => context.stream(),
+            Kind::Blocking => context.blocking_stream(),
+            Kind::Default => context.default_stream(),
         };
         let (held, was_shown) = (false, false);
         Line { stream, id: self.next_id, held, capture: None, was_shown, marks: Vec::new(), kind }
     }
 
     pub fn bind(&mut self, device: usize) {
-        if let Some(context) = self.contexts.get(device) {
+        if let Some(Some(context)) = self.contexts.get(device) {
             context.bind();
             self.current = device;
         }
@@ -121,7 +137,7 @@ impl Device {
             let mark = mark.clone();
             let say = Box::new(move || flag(&mark).store(true, Ordering::SeqCst));
             self.sim.cuda().cu_launch_host_func(line.stream.handle(), say).expect("no fault is set for it");
-            if let Some(context) = self.contexts.get(self.current) {
+            if let Some(Some(context)) = self.contexts.get(self.current) {
                 context.bind();
             }
         };
@@ -135,13 +151,46 @@ impl Device {
 
     /// The context's device is lost; its unfinished work is never done, which is as good as done.
     pub fn break_context(&mut self, index: usize) -> Option<usize> {
-        let context = self.contexts.get(index)?;
+        let context = self.contexts.get(index)?.as_ref()?;
         context.break_with(700);
-        self.broken.push(index);
-        for line in self.lines.iter().filter(|line| line.stream.context().handle() == context.handle()) {
+        let handle = context.handle();
+        self.broken.push(handle);
+        self.forget_work_of(handle);
+        Some(handle)
+    }
+
+    fn forget_work_of(&self, context: usize) {
+        for line in self.lines.iter().filter(|line| line.stream.context().handle() == context) {
             line.marks.iter().for_each(|mark| mark.done.store(true, Ordering::SeqCst));
         }
-        Some(context.handle())
+    }
+
+    pub fn make_context(&mut self, index: usize) {
+        if let Some(None) = self.contexts.get(index) {
+            let is_primary = index + 1 < self.contexts.len();
+            let sim = &self.sim;
+            let context = if is_primary { sim.context(index as i32) } else { sim.create_context(0) };
+            self.contexts[index] = Some(context);
+            self.add_lines(index);
+            self.bind(index);
+        }
+    }
+
+    /// Everything in it is gone; gives its handle, and whether that was so on purpose: a primary context stays for whoever
+    /// else retains it.
+    pub fn let_go_of(&mut self, index: usize, end: bool) -> Option<(usize, bool)> {
+        let is_primary = index + 1 < self.contexts.len();
+        let context = self.contexts.get_mut(index)?.take()?;
+        let (handle, ends) = (context.handle(), end || !is_primary);
+        if ends {
+            self.forget_work_of(handle);
+            context.end();
+        } else {
+            self.release_all();
+            self.run_until_idle();
+        }
+        self.lines.retain(|line| line.stream.context().handle() != handle);
+        Some((handle, ends))
     }
 
     pub fn can_capture(&self, line: usize) -> bool {
@@ -151,7 +200,7 @@ impl Device {
 
     pub fn is_broken(&self, line: usize) -> bool {
         let context = self.lines[line].stream.context();
-        self.broken.iter().any(|broken| self.contexts[*broken].handle() == context.handle())
+        self.broken.contains(&context.handle())
     }
 
     /// Whether a wait for everything would wait for a stream that is held.
@@ -214,12 +263,13 @@ impl Device {
         &mut self,
         line: usize,
         buffer: &PinnedBuffer,
+        is_locked: bool,
         len: usize,
     ) -> (SimBuffer, Option<Arc<Mark>>) {
         let device = self.lines[line].stream.context().alloc(len);
         // SAFETY: the pool keeps the memory unchanged until the copy is done; that is what is tested.
         let copy = |stream: &SimStream| unsafe { stream.copy_to_device(&buffer[..len], &device) };
-        if buffer.is_pinned() {
+        if is_locked {
             let (mark, ()) = self.enqueue(line, copy);
             return (device, Some(mark));
         }
@@ -229,12 +279,17 @@ impl Device {
     }
 
     /// A copy from fresh device memory, which is full of 0xCD.
-    pub fn copy_back(&mut self, line: usize, buffer: &mut PinnedBuffer) -> Option<Arc<Mark>> {
+    pub fn copy_back(
+        &mut self,
+        line: usize,
+        buffer: &mut PinnedBuffer,
+        is_locked: bool,
+    ) -> Option<Arc<Mark>> {
         let device = self.lines[line].stream.context().alloc(buffer.len());
         let whole: *mut [u8] = &mut buffer[..];
         // SAFETY: the pool keeps the memory until the copy is done; that is what is tested.
         let copy = |stream: &SimStream| unsafe { stream.copy_to_host(&device, whole) };
-        if buffer.is_pinned() {
+        if is_locked {
             return Some(self.enqueue(line, copy).0);
         }
         self.let_pass(line);

@@ -27,7 +27,7 @@ enum Dirty {
 
 pub struct Guard {
     pub buffer: PinnedBuffer,
-    address: usize,
+    pub address: usize,
     /// What the bytes are, but for a copy from the device that is not done.
     pub content: Vec<u8>,
     pub incoming: Option<Arc<Mark>>,
@@ -164,7 +164,8 @@ impl World {
         if self.guards[index].needs_contexts() {
             let model = &self.model;
             let others_wait = model.blocks.iter().any(|block| model.may_wait_for_contexts(block));
-            if self.device.has_held_work() || self.device.is_capturing() || others_wait {
+            let may_wait = model.ended || others_wait;
+            if self.device.has_held_work() || self.device.is_capturing() || may_wait {
                 return Ok(false);
             }
             // It waits for all contexts, so everything recorded goes on without being stepped.
@@ -176,7 +177,8 @@ impl World {
         self.waits.get_or_insert_with(|| self.pool.hold_context_waits());
         if let Err(panic) = result {
             let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-            ensure!(self.model.loose() && text.contains("the buffer cannot be written"), "a write: {text}");
+            let is_free = self.model.may_refuse() && text.contains("the buffer cannot be written");
+            ensure!(is_free, "a write: {text}");
             return Ok(false);
         }
         let guard = &mut self.guards[index];
@@ -222,13 +224,20 @@ impl World {
         Ok(())
     }
 
+    /// Whether the device says so: a context may have taken it away.
+    fn is_locked(&self, index: usize) -> bool {
+        let guard = &self.guards[index];
+        guard.buffer.is_pinned() && (!self.model.ended || self.live().contains_key(&guard.address))
+    }
+
     pub fn copy_out(&mut self, index: usize, line: usize, part: u8, recorded: bool) -> Outcome {
         let incoming = self.guards[index].incoming.clone();
         self.device.finish(incoming.iter());
+        let is_locked = self.is_locked(index);
         let guard = &mut self.guards[index];
         ensure!(guard.has_kept_its_bytes(), "the bytes of a guard changed");
         let len = part_of(guard.buffer.len(), part);
-        let (device, mark) = self.device.copy_out(line, &guard.buffer, len);
+        let (device, mark) = self.device.copy_out(line, &guard.buffer, is_locked, len);
         let expected = guard.content[..len].to_vec();
         let context = self.device.lines[line].stream.context().handle();
         let device = Arc::new(device);
@@ -242,9 +251,10 @@ impl World {
         if !self.write(index, |buffer| drop(buffer.first_mut()))? {
             return Ok(());
         }
+        let is_locked = self.is_locked(index);
         let guard = &mut self.guards[index];
         (guard.dirty, guard.extent) = (Dirty::Everything, guard.buffer.len());
-        let mark = self.device.copy_back(line, &mut guard.buffer);
+        let mark = self.device.copy_back(line, &mut guard.buffer, is_locked);
         match &mark {
             Some(mark) => {
                 let (mark, line) = (mark.clone(), self.device.lines[line].id);
@@ -271,7 +281,7 @@ impl World {
                 guard.copies.iter_mut().filter(|copy| copy.line == id).for_each(|copy| copy.recorded = true);
             }
             Err(error) => {
-                let is_free = self.model.records_fail || self.model.loose();
+                let is_free = self.model.records_fail || self.model.may_refuse();
                 ensure!(is_free, "a record failed: {error}");
                 self.model.record_failures += 1;
                 guard.fate = Fate::Failed;
@@ -303,15 +313,19 @@ impl World {
             graphs: guard.graphs,
             dirty,
         };
-        let Some(block) = self.model.find(guard.address) else { return Err("an unknown guard".into()) };
-        let class = block.class;
-        let dirty = returned.dirty.max(block.left_dirty);
-        block.place = Place::Queued(Returned { dirty, ..returned });
-        self.model.dirty_bytes += dirty as u64;
-        self.model.given(class).returned += 1;
+        match self.model.find(guard.address) {
+            Some(block) => {
+                let class = block.class;
+                let dirty = returned.dirty.max(block.left_dirty);
+                block.place = Place::Queued(Returned { dirty, ..returned });
+                self.model.dirty_bytes += dirty as u64;
+                self.model.given(class).returned += 1;
+            }
+            None => ensure!(self.model.ended, "an unknown guard"),
+        }
         let buffer = guard.buffer;
         if away {
-            let other = self.device.contexts.get(1);
+            let other = self.device.contexts.get(1).and_then(Option::as_ref);
             std::thread::scope(|scope| {
                 let drops = scope.spawn(move || {
                     other.inspect(|context| context.bind());
@@ -353,7 +367,7 @@ impl World {
                 );
             }
             Err(Error::Capturing) => ensure!(guard.is_held(), "not waited for a graph that is gone"),
-            Err(error) => ensure!(loose, "a wait failed: {error}"),
+            Err(error) => ensure!(self.model.may_refuse(), "a wait failed: {error}"),
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ mod by_name;
 #[path = "../common/mod.rs"]
 #[allow(unused)]
 mod common;
+mod contexts;
 mod device;
 mod graphs;
 mod guards;
@@ -119,6 +120,7 @@ fn with_room_for_all_the_pool_does_what_the_model_says() {
         caps: ROOMY,
         has_ceiling: false,
         has_faults: false,
+        has_contexts: false,
         has_graphs: false,
         has_own: true,
         operations: 40,
@@ -133,6 +135,7 @@ fn under_a_tight_cap_the_largest_and_coldest_go_first() {
         caps: TIGHT,
         has_ceiling: false,
         has_faults: false,
+        has_contexts: false,
         has_graphs: false,
         has_own: true,
         operations: 40,
@@ -147,6 +150,7 @@ fn under_a_ceiling_never_more_is_page_locked() {
         caps: &[64 << 20, 24 * KIB],
         has_ceiling: true,
         has_faults: false,
+        has_contexts: false,
         has_graphs: false,
         has_own: false,
         operations: 40,
@@ -161,9 +165,25 @@ fn whatever_the_driver_refuses_no_byte_is_wrong_and_no_account_unbalanced() {
         caps: &[64 << 20, 24 * KIB],
         has_ceiling: false,
         has_faults: true,
+        has_contexts: false,
         has_graphs: false,
         has_own: false,
         operations: 40,
+    });
+}
+
+#[test]
+fn contexts_come_and_go_and_what_they_leave_is_never_given_to_anybody() {
+    check(Profile {
+        name: "contexts",
+        devices: &[1, 2],
+        caps: &[64 << 20, 24 * KIB],
+        has_ceiling: false,
+        has_faults: false,
+        has_contexts: true,
+        has_graphs: false,
+        has_own: false,
+        operations: 50,
     });
 }
 
@@ -175,6 +195,7 @@ fn what_a_graph_may_replay_is_held_until_the_graph_is_gone() {
         caps: &[64 << 20, 64 << 20, 24 * KIB],
         has_ceiling: false,
         has_faults: false,
+        has_contexts: false,
         has_graphs: true,
         has_own: true,
         operations: 50,
@@ -189,6 +210,7 @@ fn without_a_device_the_pool_recycles_plain_memory() {
         caps: &[64 << 20, 24 * KIB],
         has_ceiling: false,
         has_faults: false,
+        has_contexts: false,
         has_graphs: false,
         has_own: false,
         operations: 40,

@@ -148,6 +148,10 @@ pub struct Model {
     pub records_fail: bool,
     /// The device may be lost for the pool, or page-locking pauses.
     pub sticky: bool,
+    /// The script has no faults, so that nothing is refused, whatever becomes of contexts.
+    pub nothing_fails: bool,
+    /// A context has ended, of which the pool learns sooner or later: from now on only what is always so is checked.
+    pub ended: bool,
     /// A shutdown ended before everything was done.
     pub gave_up: bool,
     /// A fault was set at some time.
@@ -187,6 +191,11 @@ impl Model {
             *classes.entry(block.class).or_default() += 1;
         }
         classes
+    }
+
+    /// Whether the pool may say that something could not be done.
+    pub fn may_refuse(&self) -> bool {
+        self.loose() && !self.nothing_fails
     }
 
     pub fn find(&mut self, address: usize) -> Option<&mut Block> {
@@ -256,17 +265,22 @@ impl Model {
         let stats = pool.stats();
         ensure!(stats.is_balanced(), "the accounts do not balance: {stats:?}");
         ensure!(
-            stats.registered_bytes == registered,
-            "the pool counts {} registered bytes and the device {registered}",
-            stats.registered_bytes
-        );
-        ensure!(
             stats.pooled_bytes <= pool.max_pooled_bytes(),
             "{} pooled bytes are over the cap",
             stats.pooled_bytes
         );
         ensure!(stats.peak_registered_bytes <= self.ceiling, "the ceiling was exceeded");
         ensure!(pool.max_pooled_bytes() == self.cap, "the cap is {}", pool.max_pooled_bytes());
+        if self.ended {
+            self.seen = stats.classes.into_iter().map(|class| (class.class_bytes, class)).collect();
+            ensure!(stats.registered_bytes >= registered, "more is page-locked than the pool counts");
+            return Ok(());
+        }
+        ensure!(
+            stats.registered_bytes == registered,
+            "the pool counts {} registered bytes and the device {registered}",
+            stats.registered_bytes
+        );
         ensure!(
             stats.registrations - stats.unregistrations == live.len() as u64,
             "{} registrations, {} unregistrations, and {} are left",

@@ -22,7 +22,7 @@ pub struct Own {
 
 impl World {
     pub fn pin_own(&mut self) -> Outcome {
-        if self.own.len() >= OWN_MAX || self.device.contexts.is_empty() {
+        if self.own.len() >= OWN_MAX || self.device.lines.is_empty() {
             return Ok(());
         }
         let content = pattern(self.turn, OWN_BYTES).to_vec();

@@ -87,6 +87,9 @@ impl World {
 
     /// What became of the blocks, after the cleaner has finished these.
     fn settled(&mut self, finishing: &BTreeSet<usize>, has_room: bool) -> Outcome {
+        if self.model.ended {
+            return Ok(());
+        }
         let live = self.live();
         let loose = self.model.loose();
         let retired = self.model.retiring_by_class();
@@ -231,6 +234,9 @@ impl World {
         self.model.gave_up |= stats.queued_buffers + stats.held_buffers > 0;
         let report = self.pool.shutdown();
         ensure!(report.completed, "{TOO_SLOW}");
+        if self.model.ended {
+            return Ok(());
+        }
         let live = self.live();
         let loose = self.model.loose();
         let mut left = Vec::new();

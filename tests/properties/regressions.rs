@@ -1,6 +1,7 @@
 //! Scripts that failed once, as the properties printed them.
 
 use crate::replay;
+use crate::script::Contexts;
 use crate::script::How::*;
 use crate::script::Op::*;
 use crate::script::Setup;
@@ -14,6 +15,7 @@ fn without_a_device_a_block_that_one_taker_passed_over_is_there_for_the_next() {
             devices: 0,
             reads_pageable: false,
             allocates: false,
+            contexts: Contexts::Stay,
             cap: 67108864,
             ceiling: usize::MAX,
             zero_limit: 0,
@@ -31,6 +33,7 @@ fn what_is_left_of_a_trimmed_pair_goes_before_what_was_shelved_later() {
             devices: 1,
             reads_pageable: false,
             allocates: false,
+            contexts: Contexts::Stay,
             cap: 16384,
             ceiling: usize::MAX,
             zero_limit: usize::MAX,
@@ -59,6 +62,7 @@ fn an_event_of_a_buffer_that_was_proven_quiescent_is_not_recorded_again_while_it
             devices: 1,
             reads_pageable: false,
             allocates: false,
+            contexts: Contexts::Stay,
             cap: 1 << 26,
             ceiling: usize::MAX,
             zero_limit: usize::MAX,
@@ -83,6 +87,7 @@ fn a_buffer_that_one_of_two_streams_is_done_with_is_not_harvested() {
             devices: 1,
             reads_pageable: false,
             allocates: false,
+            contexts: Contexts::Stay,
             cap: 1 << 26,
             ceiling: usize::MAX,
             zero_limit: usize::MAX,

@@ -18,11 +18,23 @@ pub struct Setup {
     pub reads_pageable: bool,
     /// What is page-locked is memory of the driver's (`Backing::HostPinned`).
     pub allocates: bool,
+    pub contexts: Contexts,
     pub cap: usize,
     pub ceiling: usize,
     pub zero_limit: usize,
     /// Of the simulated device: which stream goes on at a step.
     pub seed: u64,
+}
+
+/// What becomes of the application's contexts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Contexts {
+    /// They are there all the time.
+    Stay,
+    /// They are ended, left, and made anew; besides the primary ones there may be one that was created.
+    Change,
+    /// And at the start there are none.
+    Late,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,6 +106,12 @@ pub enum Op {
     /// Graph, stream.
     Launch(u8, u8),
     DropGraph(u8),
+    /// The application makes a context, if it has none there: one for each device, and one of its own.
+    MakeContext(u8),
+    /// A context is reset or destroyed with everything in it.
+    EndContext(u8),
+    /// The application lets go of its streams and of the context.
+    LeaveContext(u8),
     /// Entry point (an index into [`FAULTS`]).
     Fail(u8, Times),
     ClearFaults,
@@ -124,6 +142,8 @@ pub struct Profile {
     pub caps: &'static [usize],
     pub has_ceiling: bool,
     pub has_faults: bool,
+    /// Contexts come and go.
+    pub has_contexts: bool,
     /// Streams capture graphs.
     pub has_graphs: bool,
     /// The application page-locks memory of its own.
@@ -132,24 +152,30 @@ pub struct Profile {
 }
 
 pub fn setups(profile: Profile) -> impl Strategy<Value = Setup> {
+    let contexts: &[Contexts] =
+        if profile.has_contexts { &[Contexts::Change, Contexts::Late] } else { &[Contexts::Stay] };
     let ceilings: &[usize] = if profile.has_ceiling { &[64 * KIB, 20 * KIB, 8 * KIB] } else { &[usize::MAX] };
     (
         select(profile.devices),
         prop::bool::weighted(0.15),
         prop::bool::weighted(0.2),
+        select(contexts),
         select(profile.caps),
         select(ceilings),
         select(vec![usize::MAX, usize::MAX, 5000, 0]),
         1..1000u64,
     )
-        .prop_map(|(devices, reads_pageable, allocates, cap, ceiling, zero_limit, seed)| Setup {
-            devices,
-            reads_pageable: reads_pageable && devices > 0,
-            allocates: allocates && devices > 0,
-            cap,
-            ceiling,
-            zero_limit,
-            seed,
+        .prop_map(|(devices, reads_pageable, allocates, contexts, cap, ceiling, zero_limit, seed)| {
+            Setup {
+                devices,
+                reads_pageable: reads_pageable && devices > 0,
+                allocates: allocates && devices > 0,
+                contexts,
+                cap,
+                ceiling,
+                zero_limit,
+                seed,
+            }
         })
 }
 
@@ -183,6 +209,7 @@ fn operations(profile: Profile) -> impl Strategy<Value = Op> {
     let caps = select(profile.caps).prop_union(select(&[0, 4 * KIB, 12 * KIB, 20 * KIB][..]));
     let times = prop_oneof![4 => Just(Times::Once), 1 => Just(Times::Second), 1 => Just(Times::Always)];
     let faults = if profile.has_faults { 10 } else { 0 };
+    let contexts = if profile.has_contexts { 8 } else { 0 };
     let graphs = if profile.has_graphs { 30 } else { 0 };
     let own = if profile.has_own { 3 } else { 0 };
     let of_guards = prop_oneof![
@@ -203,7 +230,7 @@ fn operations(profile: Profile) -> impl Strategy<Value = Op> {
         8 => (1..6u8).prop_map(Op::Step),
         3 => Just(Op::RunUntilIdle),
         1 => stream.clone().prop_map(Op::Renew),
-        1 => (0..2u8).prop_map(Op::Bind),
+        1 => (0..3u8).prop_map(Op::Bind),
     ];
     let of_pool = prop_oneof![
         16 => Just(Op::Settle),
@@ -231,7 +258,12 @@ fn operations(profile: Profile) -> impl Strategy<Value = Op> {
         9 => (0..4u8, stream).prop_map(|(graph, stream)| Op::Launch(graph, stream)),
         5 => (0..4u8).prop_map(Op::DropGraph),
     ];
-    prop_oneof![80 => of_guards, 22 => of_device, 25 => of_pool, own => of_own, graphs => of_graphs, faults => of_faults]
+    let of_contexts = prop_oneof![
+        8 => (0..3u8).prop_map(Op::MakeContext),
+        3 => (0..3u8).prop_map(Op::EndContext),
+        2 => (0..3u8).prop_map(Op::LeaveContext),
+    ];
+    prop_oneof![80 => of_guards, 22 => of_device, 25 => of_pool, own => of_own, graphs => of_graphs, contexts => of_contexts, faults => of_faults]
 }
 
 /// As a test that can be pasted into `regressions.rs`.

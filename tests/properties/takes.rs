@@ -45,7 +45,9 @@ impl World {
             self.passed_over(class, len, std::mem::take(&mut unpinned_hits));
         }
         let Ok(buffer) = taken else {
-            let is_free = self.model.loose() || may_refuse || started.elapsed() > GAVE_UP_AFTER;
+            let has_context = self.device.contexts.iter().any(Option::is_some);
+            let is_free =
+                self.model.may_refuse() || !has_context || may_refuse || started.elapsed() > GAVE_UP_AFTER;
             ensure!(how == How::Pinned && is_free, "{how:?} of {size}: {taken:?}");
             return Ok(());
         };
@@ -54,6 +56,14 @@ impl World {
         ensure!(how != How::Pinned || buffer.is_pinned(), "take_pinned gave a pageable buffer");
         let counted = [hits, unpinned_hits, harvested, misses];
         ensure!(counted.iter().sum::<u64>() == 1, "one take of {class} counted {counted:?}");
+        if self.model.ended {
+            let address = buffer.as_ptr() as usize;
+            ensure!(self.guards.iter().all(|other| other.address != address), "handed out twice");
+            ensure!(!zeroed || all_zero(&buffer), "old bytes in a buffer of {len} (counted {counted:?})");
+            let content = buffer.to_vec();
+            self.guards.push(Guard::new(buffer, content));
+            return Ok(());
+        }
         let given = self.model.given(class);
         (given.hits, given.unpinned_hits) = (given.hits + hits, given.unpinned_hits + unpinned_hits);
         (given.harvested, given.misses) = (given.harvested + harvested, given.misses + misses);

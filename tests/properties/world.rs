@@ -9,7 +9,7 @@ use crate::graphs::{Graph, GraphState};
 use crate::guards::Guard;
 use crate::model::{Fate, Model, Returned};
 use crate::own::{OWN_BYTES, Own};
-use crate::script::{KIB, Op, Setup};
+use crate::script::{Contexts, KIB, Op, Setup};
 use pinpool::sim::SimBuffer;
 use pinpool::{Backing, CleanerHold, ContextWaitHold, Driver, PinnedPool};
 use std::cell::Cell;
@@ -92,7 +92,9 @@ impl World {
             dirty_bytes: 0,
             faulty: false,
             records_fail: false,
-            sticky: false,
+            sticky: setup.contexts != Contexts::Stay,
+            nothing_fails: setup.contexts != Contexts::Stay,
+            ended: false,
             was_faulty: false,
             gave_up: false,
             order: 0,
@@ -141,6 +143,12 @@ impl World {
             Op::Prewarm(size, count) => self.run_cleaner(|world| world.prewarm(size, count.into())),
             Op::Shutdown => self.run_cleaner(Self::shut_down),
             Op::LetTimePass(tens) => self.run_cleaner(|world| world.let_time_pass(10 * u64::from(tens))),
+            Op::MakeContext(index) => {
+                self.device.make_context(index.into());
+                Ok(())
+            }
+            Op::EndContext(index) => self.let_go_of_context(index.into(), true),
+            Op::LeaveContext(index) => self.let_go_of_context(index.into(), false),
             Op::DropGraph(graph) => {
                 self.drop_graph(graph.into());
                 Ok(())
@@ -286,7 +294,13 @@ impl World {
                 && (stats.pooled_buffers, stats.queued_buffers, stats.retiring_bytes) == (0, 0, 0),
             "not everything came home: {stats:?}"
         );
-        Ok(())
+        let locked: usize = self.live().values().sum();
+        ensure!(
+            stats.registered_bytes == locked,
+            "{} are page-locked in the pool's books, and {locked}",
+            stats.registered_bytes
+        );
+        if self.model.nothing_fails { self.leave_no_retain() } else { Ok(()) }
     }
 }
 
