@@ -124,7 +124,7 @@ impl World {
         let (same, others): (Vec<_>, Vec<_>) = stats.classes.iter().partition(|of| of.class_bytes == class);
         let idle: usize = others.iter().map(|of| of.pooled_pinned_buffers * of.class_bytes).sum();
         let is_shelved = same.iter().any(|of| of.pooled_pinned_buffers > 0);
-        let has_room = stats.registered_bytes - idle <= self.model.ceiling.saturating_sub(class);
+        let has_room = (stats.registered_bytes - idle).saturating_add(class) <= self.model.ceiling;
         !self.model.has_device || !is_shelved && !has_room
     }
 

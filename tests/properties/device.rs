@@ -245,9 +245,9 @@ impl Device {
 
     pub fn renew(&mut self, line: usize) {
         let Some(old) = self.lines.get(line) else { return };
-        if let Kind::NonBlocking(context) = old.kind
+        if let Kind::NonBlocking(_) = old.kind
             && old.capture.is_none()
-            && !self.broken.contains(&context)
+            && !self.is_broken(line)
         {
             let kind = old.kind;
             let old = self.lines.remove(line);
