@@ -37,6 +37,17 @@ use std::mem::ManuallyDrop;
 /// The recorded uses of a block; two streams fit without an allocation.
 pub(crate) type Uses = SmallVec<[Use; 2]>;
 
+/// Where a block's pages are from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    /// A mapping of ours, or the caller's memory, of which pages may not be there yet.
+    Mapped,
+    /// The same, faulted in by us.
+    Populated,
+    /// The driver (`cuMemHostAlloc`): page-locked for as long as there are any.
+    Driver,
+}
+
 /// What every state of a block has. One allocation for the life of the block, so that a move is a word.
 ///
 /// Laid out as written: what a drop touches comes first, on one cache line.
@@ -52,8 +63,7 @@ struct Body {
     fate: Fate,
     /// Which drain epoch counts the return.
     epoch: u8,
-    /// The pages are the driver's (`cuMemHostAlloc`), and page-locked for as long as there are any.
-    of_driver: bool,
+    source: Source,
     /// Which shutdown the return is later than.
     generation: u32,
     /// A complete event, kept for the next record in its context; on the line that a record has to have anyway.
@@ -74,6 +84,13 @@ struct Body {
 const _: () = assert!(std::mem::offset_of!(Body, uses) == 64, "what a drop touches is on one cache line");
 
 impl Body {
+    fn populate(&mut self) {
+        if self.source == Source::Mapped {
+            self.pages.populate();
+            self.source = Source::Populated;
+        }
+    }
+
     /// Nobody knows where to wait for what is not recorded; the end of a graph would say nothing of that.
     fn lose_its_context(&mut self) {
         match self.fate {
@@ -141,7 +158,7 @@ impl Out {
             class,
             fate: Fate::Recorded,
             epoch: 0,
-            of_driver: false,
+            source: Source::Mapped,
             generation: 0,
             spare: None,
             uses: Uses::new(),
@@ -150,6 +167,11 @@ impl Out {
             returned_at: None,
             region: None,
         }))
+    }
+
+    /// Faults the pages in; for a taker who shall not meet the faults.
+    pub(crate) fn populate(&mut self) {
+        self.0.populate();
     }
 
     pub(crate) fn uses(&self) -> &Uses {
@@ -309,7 +331,7 @@ impl Quiescent {
         driver.api().before_host_access(HostAccess::Unmap, old.base(), old.bytes());
         drop(ManuallyDrop::into_inner(old));
         self.0.registered_in = Some(context);
-        self.0.of_driver = true;
+        self.0.source = Source::Driver;
         // What the driver left there is nobody's business.
         self.0.dirty_bytes = self.0.class.bytes();
         let mut job = zero::Job::of(self.0.dirty_bytes);
@@ -317,9 +339,9 @@ impl Quiescent {
         Ok(())
     }
 
-    /// Faults the pages in, outside every driver lock.
+    /// Faults the pages in, outside every driver lock; once in the life of a block.
     pub(crate) fn populate(&mut self) {
-        self.0.pages.populate();
+        self.0.populate();
     }
 
     /// Zeroes at most one step of the dirty prefix, from its end; gives the bytes zeroed.

@@ -28,6 +28,8 @@ pub(crate) struct Settings {
     pub(crate) huge_pages: HugePages,
     /// The NUMA node that fresh memory prefers.
     pub(crate) numa_node: Option<u32>,
+    /// A miss is faulted in before it is handed out.
+    pub(crate) prefault_misses: bool,
 }
 
 impl Default for Settings {
@@ -44,6 +46,7 @@ impl Default for Settings {
             backing: Backing::Auto,
             huge_pages: HugePages::Advise,
             numa_node: None,
+            prefault_misses: false,
         }
     }
 }

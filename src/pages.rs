@@ -124,19 +124,22 @@ impl Pages {
     /// Faults the pages in, in bounded steps, keeping their contents.
     ///
     /// Done before registering, because the driver holds a process-wide lock while it registers and
-    /// would take all the faults under it. A refusal is harmless: the driver faults them in itself.
+    /// would take all the faults under it. Where the kernel has no call for it each page is touched; where it has no
+    /// memory for them, the driver is the one to be told.
     pub(crate) fn populate(&mut self) {
-        const STEP_BYTES: usize = 32 << 20;
-        // Memory of another allocator may begin and end within a page, which it touched itself.
+        if populate_foreign(self.base(), self.bytes) != Populated::Unknown {
+            return;
+        }
         let page = crate::os::page_bytes();
-        let mut at = self.base().next_multiple_of(page);
-        let end = (self.base() + self.bytes) / page * page;
-        while at < end {
-            let bytes = STEP_BYTES.min(end - at);
-            if !system::populate(self.base.as_ptr().wrapping_add(at - self.base()), bytes) {
-                return;
-            }
-            at += bytes;
+        let second = (self.base() + 1).next_multiple_of(page);
+        let rest = (second..self.base() + self.bytes).step_by(page);
+        for at in std::iter::once(self.base()).chain(rest) {
+            let byte = self.base.as_ptr().wrapping_add(at - self.base());
+            // SAFETY: a byte of the memory, which `&mut self` makes this thread's alone; volatile, so that the page is
+            // touched although nothing changes.
+            let value = unsafe { byte.read_volatile() };
+            // SAFETY: the same byte, and what it had.
+            unsafe { byte.write_volatile(value) };
         }
     }
 
@@ -158,6 +161,31 @@ impl Pages {
         }
         system::show_to_children(self.base.as_ptr(), self.bytes);
     }
+}
+
+/// What came of asking the kernel to fault pages in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Populated {
+    All,
+    /// The kernel could not.
+    Failed,
+    /// The kernel has no such call (before 5.14), or does not let this process make it.
+    Unknown,
+}
+
+/// Faults in the pages of memory that somebody else owns and may be using, keeping their contents; where the kernel has
+/// no call for it, nothing is done.
+///
+/// All pages that it has a part in, since the driver takes those too; in bounded steps, because one call for all of them
+/// would hold the address space for as long.
+pub(crate) fn populate_foreign(base: usize, bytes: usize) -> Populated {
+    const STEP_BYTES: usize = 32 << 20;
+    let page = crate::os::page_bytes();
+    let end = base.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(page));
+    let Some(end) = end else { return Populated::Failed };
+    let steps = (base / page * page..end).step_by(STEP_BYTES);
+    let populate = |at| system::populate(at, STEP_BYTES.min(end - at));
+    steps.map(populate).find(|step| *step != Populated::All).unwrap_or(Populated::All)
 }
 
 impl Drop for Pages {

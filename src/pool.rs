@@ -21,7 +21,7 @@ use crate::shelf::{Door, Placed};
 use crate::size_class::SizeClass;
 use crate::stats::Stats;
 use crate::sync::{Arc, Instant, from_now};
-use fresh::{fresh, fresh_in_child};
+use fresh::{fresh, fresh_in_child, missed};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::Duration;
 
@@ -170,7 +170,7 @@ impl PinnedPool {
         if let Some(block) = find_returned(home, class, zeroed) {
             return Ok(PinnedBuffer::new(home.clone(), block, len));
         }
-        let block = fresh(home, class)?;
+        let block = missed(home, class)?;
         home.counts.class(class).misses.of(false).add(1);
         Ok(PinnedBuffer::new(home.clone(), block, len))
     }

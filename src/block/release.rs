@@ -1,6 +1,6 @@
 //! The end of a block: unregistered, unmapped, gone.
 
-use super::{Body, Retiring};
+use super::{Body, Retiring, Source};
 use crate::contexts::Context;
 use crate::driver::{Driver, HostAccess};
 use crate::driver_pages;
@@ -42,7 +42,7 @@ impl Retiring {
 
     /// Unregisters and unmaps. May block in the driver.
     pub(crate) fn release(self, driver: &Driver) -> Released {
-        let Body { mut pages, registered_in, region, of_driver, spare, .. } = *self.0;
+        let Body { mut pages, registered_in, region, source, spare, .. } = *self.0;
         if let Some(spare) = spare {
             spare.give_back();
         }
@@ -50,7 +50,7 @@ impl Retiring {
         let unlocked = match &registered_in {
             None => Ok(()),
             // Freeing needs a context, unregistering does not.
-            Some(context) if of_driver => driver_pages::free(driver, context, &pages),
+            Some(context) if source == Source::Driver => driver_pages::free(driver, context, &pages),
             Some(_) => driver.api().unregister(base),
         };
         if let Err(error) = unlocked {
@@ -68,7 +68,7 @@ impl Retiring {
         if let Some(region) = region {
             regions::forget(region);
         }
-        if !of_driver {
+        if source != Source::Driver {
             driver.api().before_host_access(HostAccess::Unmap, base, bytes);
         }
         drop(ManuallyDrop::into_inner(pages));

@@ -16,6 +16,7 @@ use crate::error::{CallError, Error};
 use crate::events::with_relaxed_capture;
 use crate::home::Home;
 use crate::os::ProcessMark;
+use crate::pages::populate_foreign;
 use crate::regions::{self, Token};
 use crate::sync::Arc;
 use crate::sync::fixed::Mutex;
@@ -96,6 +97,8 @@ impl Caretaker {
 
     /// Page-locks memory whose owner stays the caller.
     pub(super) fn register(self: &Arc<Self>, region: Region) -> Result<Registered, Error> {
+        // The driver would do it, with every other call of the process waiting for it.
+        populate_foreign(region.base, region.len);
         // Before it is pinned, so that nobody takes pinned memory for pageable.
         let token = regions::note(region.base, region.len);
         let registered =

@@ -131,6 +131,17 @@ impl PoolBuilder {
         self
     }
 
+    /// Whether a take that misses faults all pages of its fresh memory in before it returns; by default it does not, and
+    /// each page is faulted in when it is first written.
+    ///
+    /// That costs the take what the first fill saves, and a little less: milliseconds for 64 MiB. It pays where the
+    /// fill is the part that must not be slow, or is done by a system call (`read` into the buffer), and not where little
+    /// of the buffer is written. `prewarm` makes misses go away instead.
+    pub fn prefault_misses(mut self, on: bool) -> Self {
+        self.settings.prefault_misses = on;
+        self
+    }
+
     /// How long `shutdown` waits for outstanding device work, by default 10 s.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
         self.settings.shutdown_timeout = timeout;

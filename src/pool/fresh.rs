@@ -16,9 +16,22 @@ pub(super) fn fresh(home: &Home, class: SizeClass) -> Result<Out, Error> {
     Ok(Out::fresh(pages, class))
 }
 
+/// As [`fresh`], for a caller who is to write it.
+pub(super) fn missed(home: &Home, class: SizeClass) -> Result<Out, Error> {
+    let mut block = fresh(home, class)?;
+    if home.settings.prefault_misses {
+        block.populate();
+    }
+    Ok(block)
+}
+
 #[cold]
 pub(super) fn fresh_in_child(home: &Arc<Home>, class: SizeClass, len: usize) -> Result<PinnedBuffer, Error> {
     // Nothing of the driver is touched here, and nobody is told.
     let pages = home.mapper.map_in_child(class.bytes()).ok_or(Error::OutOfMemory { bytes: class.bytes() })?;
-    Ok(PinnedBuffer::new(home.clone(), Out::fresh(pages, class), len))
+    let mut block = Out::fresh(pages, class);
+    if home.settings.prefault_misses {
+        block.populate();
+    }
+    Ok(PinnedBuffer::new(home.clone(), block, len))
 }

@@ -46,6 +46,8 @@ pub(super) struct Core {
     pub(super) state: Mutex<State>,
     /// Memory that pools on this device have mapped and not unmapped.
     pub(super) mapped: Mutex<Mapped>,
+    /// Pages that were not there yet when they were registered.
+    pub(super) pages_faulted_in: AtomicUsize,
     /// Told whenever an operation is done, a stream is released, or a stream goes away.
     pub(super) changed: Condvar,
     /// Told when the engine thread has something new to look at.
@@ -72,6 +74,7 @@ impl Core {
             user_objects: Arc::default(),
             state: Mutex::new(State::new(instance, config.devices, config.seed)),
             mapped: Mutex::default(),
+            pages_faulted_in: AtomicUsize::new(0),
             changed: Condvar::new(),
             engine_wake: Condvar::new(),
             engine: Mutex::new(None),

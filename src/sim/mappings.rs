@@ -1,4 +1,6 @@
-//! Whether a range of host memory is mapped and writable, as the kernel would find when pinning it.
+//! Whether a range of host memory is mapped and writable, and how much of it is there, as the kernel would find when
+//! pinning it.
+#![allow(unsafe_code)] // Asks the kernel which pages are there.
 
 /// False for a range with a hole, or that cannot be read, or (where asked) not be written.
 ///
@@ -15,6 +17,27 @@ pub(super) fn is_mapped_writable(start: usize, bytes: usize, needs_write: bool) 
 #[cfg(not(target_os = "linux"))]
 pub(super) fn is_mapped_writable(_start: usize, _bytes: usize, _needs_write: bool) -> bool {
     true
+}
+
+/// How many pages of a mapped range nobody has touched yet.
+#[cfg(target_os = "linux")]
+pub(super) fn absent_pages(start: usize, bytes: usize) -> usize {
+    let page = crate::os::page_bytes();
+    let first = start / page * page;
+    let count = (start + bytes - first).div_ceil(page);
+    let mut there = vec![0_u8; count];
+    // SAFETY: mincore writes a byte for each page of the range and touches none of them; a range that is not mapped is an
+    // error.
+    let answer = unsafe { libc::mincore(first as *mut libc::c_void, count * page, there.as_mut_ptr()) };
+    if answer != 0 {
+        return 0;
+    }
+    there.iter().filter(|page| **page & 1 == 0).count()
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn absent_pages(_start: usize, _bytes: usize) -> usize {
+    0
 }
 
 /// Walks the lines of a map list, which are in order of address, from `start` to `end`.

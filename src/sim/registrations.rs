@@ -5,10 +5,11 @@ use super::checks::Access;
 use super::codes::*;
 use super::core::Core;
 use super::cuda::Cuda;
-use super::mappings::is_mapped_writable;
+use super::mappings::{absent_pages, is_mapped_writable};
 use super::memory::Registration;
 use super::state::{Kind, State};
 use parking_lot::MutexGuard;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const PAGE_BYTES: usize = 4096;
@@ -177,6 +178,9 @@ impl Cuda {
         let needs_write = flags & READ_ONLY == 0;
         if core.config.mapping_check && !is_mapped_writable(start, bytes, needs_write) {
             return Err(INVALID_VALUE);
+        }
+        if core.config.mapping_check {
+            core.pages_faulted_in.fetch_add(absent_pages(start, bytes), Ordering::Relaxed);
         }
         core.spend_on_pages(core.config.register_cost_per_page, bytes);
         let mut state = core.state.lock();

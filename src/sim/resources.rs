@@ -5,6 +5,7 @@ use super::calls::Call;
 use super::checks::Access;
 use super::core::Core;
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 
 /// Memory by address, with its bytes.
 pub(super) type Mapped = BTreeMap<usize, usize>;
@@ -34,6 +35,13 @@ impl Sim {
     /// Bytes that pools on this device have mapped and not unmapped: whether with a caller, idle, or leaked.
     pub fn mapped_bytes(&self) -> usize {
         self.core().mapped.lock().values().sum()
+    }
+
+    /// Pages that nobody had touched when they were registered, so far: a driver faults such pages in while it holds its
+    /// lock, and all other calls of the process wait. Counted where the mapping is looked at
+    /// ([`SimBuilder::mapping_check`](super::SimBuilder::mapping_check)).
+    pub fn pages_faulted_in(&self) -> usize {
+        self.core().pages_faulted_in.load(Ordering::Relaxed)
     }
 
     /// Every entry point that was called, with how often, in a fixed order; `"mmap"` and `"pthread_create"` too.

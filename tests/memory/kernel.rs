@@ -4,15 +4,27 @@
 
 use std::ops::Range;
 
-/// A system call, perhaps only with this third argument.
+/// A system call, perhaps only one with this advice, and perhaps only for more bytes than this.
 #[derive(Clone, Copy)]
 pub struct Call {
     number: libc::c_long,
-    third: Option<libc::c_int>,
+    advice: Option<libc::c_int>,
+    above_bytes: Option<usize>,
 }
 
-pub const MBIND: Call = Call { number: libc::SYS_mbind, third: None };
-pub const ADVISE_HUGE: Call = Call { number: libc::SYS_madvise, third: Some(libc::MADV_HUGEPAGE) };
+pub const MBIND: Call = Call { number: libc::SYS_mbind, advice: None, above_bytes: None };
+pub const ADVISE_HUGE: Call = advice(libc::MADV_HUGEPAGE);
+pub const POPULATE: Call = advice(libc::MADV_POPULATE_WRITE);
+
+const fn advice(advice: libc::c_int) -> Call {
+    Call { number: libc::SYS_madvise, advice: Some(advice), above_bytes: None }
+}
+
+impl Call {
+    pub fn of_more_than(self, bytes: usize) -> Self {
+        Self { above_bytes: Some(bytes), ..self }
+    }
+}
 
 /// Runs `body` on a thread of its own whose calls are answered with this error. False where threads may not be filtered
 /// here, so that nothing was shown.
@@ -32,22 +44,25 @@ pub fn refusing(call: Call, error: i32, body: impl FnOnce() + Send) -> bool {
 }
 
 fn filter(call: Call, error: i32) -> bool {
+    // The low halves of the second and the third argument, behind the number, the machine and the address of the call.
     const NUMBER_AT: u32 = 0;
-    const THIRD_AT: u32 = 16 + 2 * 8;
-    let load = |at| libc::sock_filter { code: 0x20, jt: 0, jf: 0, k: at };
-    let answer = |value| libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: value };
-    // Equal: on; else to the last one.
-    let equal = |value: u32, to_last| libc::sock_filter { code: 0x15, jt: 0, jf: to_last, k: value };
-    let refusal = answer(libc::SECCOMP_RET_ERRNO | error as u32);
-    let allowance = answer(libc::SECCOMP_RET_ALLOW);
-    let number = u32::try_from(call.number).expect("a small number");
-    let mut program = match call.third {
-        None => vec![load(NUMBER_AT), equal(number, 1), refusal, allowance],
-        Some(third) => {
-            let third = third as u32;
-            vec![load(NUMBER_AT), equal(number, 3), load(THIRD_AT), equal(third, 1), refusal, allowance]
-        }
-    };
+    const LENGTH_AT: u32 = 16 + 8;
+    const ADVICE_AT: u32 = 16 + 2 * 8;
+    const IS_EQUAL: u16 = 0x15;
+    const IS_ABOVE: u16 = 0x25;
+    let mut tests = vec![(NUMBER_AT, IS_EQUAL, u32::try_from(call.number).expect("a small number"))];
+    tests.extend(call.advice.map(|advice| (ADVICE_AT, IS_EQUAL, advice as u32)));
+    tests.extend(call.above_bytes.map(|bytes| (LENGTH_AT, IS_ABOVE, bytes as u32)));
+    let mut program = Vec::new();
+    for (index, (at, test, value)) in tests.iter().enumerate() {
+        // One that does not hold goes on to the last line.
+        let to_last = (2 * (tests.len() - index) - 1) as u8;
+        program.push(libc::sock_filter { code: 0x20, jt: 0, jf: 0, k: *at });
+        program.push(libc::sock_filter { code: *test, jt: 0, jf: to_last, k: *value });
+    }
+    for answer in [libc::SECCOMP_RET_ERRNO | error as u32, libc::SECCOMP_RET_ALLOW] {
+        program.push(libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: answer });
+    }
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: a switch of the calling thread, without which an ordinary user may not filter.
     unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
@@ -67,7 +82,17 @@ pub fn policy_of(bytes: &[u8]) -> Option<(i32, u64)> {
     let answer = unsafe {
         libc::syscall(libc::SYS_get_mempolicy, mode_at, nodes_at, bits, bytes.as_ptr(), OF_ADDRESS)
     };
-    (answer == 0).then_some((mode, nodes[0] as u64))
+    (answer == 0).then_some((mode, nodes[0]))
+}
+
+/// How many pages of these bytes have been touched.
+pub fn pages_there(bytes: &[u8]) -> usize {
+    const PAGE: usize = 4096;
+    let mut there = vec![0_u8; bytes.len().div_ceil(PAGE)];
+    // SAFETY: mincore writes a byte for each page and touches none; buffers begin with a page.
+    let answer = unsafe { libc::mincore(bytes.as_ptr() as *mut _, bytes.len(), there.as_mut_ptr()) };
+    assert_eq!(answer, 0, "mincore");
+    there.iter().filter(|page| **page & 1 == 1).count()
 }
 
 /// How many of these bytes lie in huge pages, rounded to the mappings that they are in.

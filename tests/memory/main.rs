@@ -8,6 +8,7 @@ mod kernel;
 #[path = "../tracing/listener.rs"]
 #[allow(dead_code)]
 mod listener;
+mod touch;
 
 use common::{KIB, MIB, Rig, all_zero};
 use kernel::{ADVISE_HUGE, MBIND, huge_bytes, policy_of, refusing};

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Maps memory.
 
 use crate::machine::NODE_MAX;
-use crate::pages::HUGE_BYTES;
+use crate::pages::{HUGE_BYTES, Populated};
 use crate::placement::{HugePages, Placement, Refusals};
 use std::ffi::c_void;
 use std::io;
@@ -82,9 +82,14 @@ pub(crate) unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
     unsafe { libc::munmap(base.as_ptr().cast::<c_void>(), bytes) };
 }
 
-pub(crate) fn populate(base: *mut u8, bytes: usize) -> bool {
-    // SAFETY: `base..base + bytes` lies in a mapping of ours; MADV_POPULATE_WRITE keeps contents.
-    unsafe { libc::madvise(base.cast(), bytes, libc::MADV_POPULATE_WRITE) == 0 }
+pub(crate) fn populate(base: usize, bytes: usize) -> Populated {
+    // SAFETY: MADV_POPULATE_WRITE keeps contents, whosever they are, and refuses what is not mapped for writing.
+    let answer = unsafe { libc::madvise(base as *mut c_void, bytes, libc::MADV_POPULATE_WRITE) };
+    match io::Error::last_os_error().raw_os_error() {
+        _ if answer == 0 => Populated::All,
+        Some(libc::EINVAL | libc::ENOSYS | libc::EPERM) => Populated::Unknown,
+        _ => Populated::Failed,
+    }
 }
 
 pub(crate) fn hide_from_children(base: *mut u8, bytes: usize) {

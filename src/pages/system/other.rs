@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // Allocates memory.
 
 use crate::os::page_bytes;
-use crate::pages::HUGE_BYTES;
+use crate::pages::{HUGE_BYTES, Populated};
 use crate::placement::{HugePages, Placement, Refusals};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
@@ -29,8 +29,8 @@ pub(crate) unsafe fn unmap(base: NonNull<u8>, bytes: usize) {
     unsafe { dealloc(base.as_ptr(), layout) };
 }
 
-pub(crate) fn populate(_: *mut u8, _: usize) -> bool {
-    false
+pub(crate) fn populate(_: usize, _: usize) -> Populated {
+    Populated::Unknown
 }
 pub(crate) fn hide_from_children(_: *mut u8, _: usize) {}
 pub(crate) fn show_to_children(_: *mut u8, _: usize) {}
