@@ -40,6 +40,7 @@ fn pending_of<S: Subject>(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group(format!("one event pending for {PENDING:?}"));
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
     group.warm_up_time(Duration::from_millis(1)).measurement_time(Duration::from_secs(2));
+    group.throughput(Throughput::Elements(63));
     group.bench_function(format!("63 others ready/{}", S::NAME), |bencher| {
         bencher.iter_custom(|iterations| {
             (0..iterations).map(|_| rows::others_ready(&subject, &rig, BYTES, PENDING)).sum()

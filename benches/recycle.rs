@@ -9,7 +9,8 @@ mod common;
 use classic::ClassicPool;
 use common::{Pinpool, Rig, Subject, classic_constants, rows};
 use criterion::{
-    BenchmarkGroup, Criterion, SamplingMode, criterion_group, criterion_main, measurement::WallTime,
+    BenchmarkGroup, Criterion, SamplingMode, Throughput, criterion_group, criterion_main,
+    measurement::WallTime,
 };
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ fn costs_of<S: Subject>(criterion: &mut Criterion) {
     let subject: S = rows::warmed(&rig, BYTES);
     let mut group = criterion.benchmark_group("give back");
     settings(&mut group);
+    group.throughput(Throughput::Elements(1));
     group.bench_function(format!("record_last_use/{}", S::NAME), |bencher| {
         bencher.iter_custom(|iterations| rows::record(&subject, &rig, BYTES, iterations));
     });
@@ -45,6 +47,7 @@ fn readiness_of<S: Subject>(criterion: &mut Criterion, bytes: usize) {
     let subject: S = rows::with_one(&rig, bytes);
     let mut group = criterion.benchmark_group(format!("ready again, {} KiB dirty", bytes >> 10));
     settings(&mut group);
+    group.throughput(Throughput::Bytes(bytes as u64));
     group.bench_function(format!("drop to pinned take/{}", S::NAME), |bencher| {
         bencher.iter_custom(|iterations| rows::drop_to_pinned_take(&subject, &rig, bytes, iterations));
     });

@@ -8,7 +8,7 @@ mod common;
 
 use classic::ClassicPool;
 use common::{Pinpool, Rig, Subject, classic_constants, rows};
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::time::Duration;
 
 const BYTES: usize = 64 << 10;
@@ -18,6 +18,7 @@ fn rows_of<S: Subject>(criterion: &mut Criterion) {
     let subject: S = rows::warmed(&rig, BYTES);
     let mut group = criterion.benchmark_group("take hit");
     group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(2)).sample_size(20);
+    group.throughput(Throughput::Elements(1));
     group.bench_function(format!("burst of 64/{}", S::NAME), |bencher| {
         bencher.iter_custom(|iterations| rows::take_burst(&subject, &rig, BYTES, iterations));
     });

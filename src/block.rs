@@ -19,10 +19,10 @@ mod tests;
 pub(crate) use release::Released;
 
 use crate::contexts::Context;
-use crate::driver::{ContextHandle, Driver, HostAccess};
+use crate::driver::{ContextHandle, Driver, EventHandle, HostAccess};
 use crate::driver_pages;
 use crate::error::CallError;
-use crate::events::{self, Spare, Use};
+use crate::events::{self, Spare, StreamKey, Use};
 pub(crate) use crate::fate::{Fate, Proof};
 use crate::holds::{BlockHolds, Captured};
 use crate::notes::Notes;
@@ -184,6 +184,20 @@ impl Out {
 
     pub(crate) fn add_use(&mut self, used: Use) {
         self.0.uses.push(used);
+    }
+
+    /// The event that the block keeps, to look at, if it is of this context.
+    #[inline]
+    pub(crate) fn spare_event(&self, context: ContextHandle) -> Option<EventHandle> {
+        self.0.spare.as_ref().filter(|spare| spare.is_of(context)).map(Spare::event)
+    }
+
+    /// The event that the block keeps was recorded.
+    #[inline]
+    pub(crate) fn use_spare(&mut self, key: StreamKey) {
+        if let Some(spare) = self.0.spare.take() {
+            self.0.uses.push(spare.recorded(key));
+        }
     }
 
     /// The event that the block keeps, if it is of this context.

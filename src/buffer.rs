@@ -3,6 +3,7 @@
 mod captured;
 mod flags;
 mod noted;
+mod record;
 mod uses;
 
 use crate::block::{Fate, Out};

@@ -37,6 +37,16 @@ impl Spare {
         self.context.handle == context && !self.context.is_gone()
     }
 
+    pub(crate) fn event(&self) -> EventHandle {
+        self.event
+    }
+
+    /// It was recorded on that stream.
+    #[inline]
+    pub(crate) fn recorded(self, key: StreamKey) -> Use {
+        Use { context: self.context, event: self.event, key, sequence: next_sequence() }
+    }
+
     /// The context, and the event for [`record`].
     pub(crate) fn split(self) -> (Arc<Context>, EventHandle) {
         (self.context, self.event)
@@ -68,36 +78,46 @@ pub(crate) struct StreamKey {
     thread: u64,
 }
 
+impl StreamKey {
+    #[inline]
+    pub(crate) fn of(stream: &StreamRef<'_>) -> Self {
+        Self {
+            context: stream.context.0,
+            stream: stream.stream,
+            thread: if stream.stream.0 == 2 { thread_number() } else { 0 },
+        }
+    }
+}
+
 /// Records the last use on a stream of `context`, with the event that is given, or one from the context's pool. An error
 /// comes with the context.
+///
+/// `first` is what came of a first attempt with that event, if one was made: not recorded, because the stream captures
+/// or for an error.
 pub(crate) fn record(
     driver: &Driver,
     context: Arc<Context>,
     mut spare: Option<EventHandle>,
     stream: &StreamRef<'_>,
+    first: Option<Result<bool, CallError>>,
 ) -> Result<Use, (Error, Arc<Context>)> {
-    let recorded = record_with(driver, &context, &mut spare, stream);
+    let recorded = record_with(driver, &context, &mut spare, stream, first);
     // It did not come to recording it.
     if let Some(event) = spare {
         return_event(&context, event);
     }
-    let key = StreamKey {
-        context: context.handle.0,
-        stream: stream.stream,
-        thread: if stream.stream.0 == 2 { thread_number() } else { 0 },
-    };
     match recorded {
-        Ok(event) => Ok(Use { event, context, key, sequence: next_sequence() }),
+        Ok(event) => Ok(Use { event, context, key: StreamKey::of(stream), sequence: next_sequence() }),
         Err(error) => Err((error, context)),
     }
 }
 
-#[inline]
 fn record_with(
     driver: &Driver,
     context: &Context,
     spare: &mut Option<EventHandle>,
     stream: &StreamRef<'_>,
+    first: Option<Result<bool, CallError>>,
 ) -> Result<EventHandle, Error> {
     let mut attempt = || record_event(driver, context, spare, stream.stream);
     // The null stream means the *current* context's, so that must be the stream's. For others the
@@ -105,7 +125,12 @@ fn record_with(
     if stream.stream.is_implicit() {
         return with_current(driver, context.handle, attempt)?;
     }
-    match attempt() {
+    let outcome = match first {
+        None => attempt(),
+        Some(Ok(_)) => Err(Error::Capturing),
+        Some(Err(error)) => Err(error.into()),
+    };
+    match outcome {
         Err(Error::Driver(call)) if call.code() == NO_CONTEXT => {
             with_current(driver, context.handle, attempt)?
         }
@@ -240,7 +265,7 @@ mod tests {
         let mut spare = None;
         stream.with_stream_ref(|stream| {
             let known = contexts.of_stream(&driver, stream);
-            let record = |event| record(&driver, known.clone(), event, stream);
+            let record = |event| record(&driver, known.clone(), event, stream, None);
             let used = record(None).expect("a record");
             let first = used.event;
             keep(&mut spare, used);

@@ -144,7 +144,7 @@ pub(crate) fn record_default_stream(driver: &Driver, note: &Note) -> Result<Use,
         keep: Keep::Caller,
         watch: None,
     };
-    events::record(driver, context, None, &stream).map_err(|(error, _)| error)
+    events::record(driver, context, None, &stream, None).map_err(|(error, _)| error)
 }
 
 /// Polls with naps that grow from 2 us to 0.5 ms.

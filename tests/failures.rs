@@ -163,6 +163,29 @@ fn a_failed_record_is_returned_and_the_buffer_waits_for_every_context() {
     }
 }
 
+/// Also where the block keeps an event of an earlier record, which is recorded by a shorter way.
+#[test]
+fn a_record_that_the_driver_refuses_is_not_made_again() {
+    let rig = Rig::new();
+    let stream = rig.context.stream();
+    let mut buffer = rig.pinned(LEN);
+    for call in ["cuStreamIsCapturing", "cuEventRecord"] {
+        buffer.record_last_use(&stream).expect("a record");
+        rig.sim.run_until_idle();
+        buffer.wait().expect("it is done");
+        buffer[0] = 1; // waits, after which the block keeps the event
+        rig.sim.reset_calls();
+        rig.sim.fail(call, Fault::once(999));
+        let error = buffer.record_last_use(&stream).expect_err("the driver refuses");
+        assert!(error.to_string().contains("(999)"), "{error}");
+        assert_eq!(rig.sim.calls(call), 1, "{call}");
+        buffer[0] = 1;
+    }
+    assert_eq!(rig.sim.live_events(), 1, "one event did for all of it");
+    drop(buffer);
+    rig.finish();
+}
+
 #[test]
 fn a_failed_context_wait_quarantines() {
     let rig = Rig::new();

@@ -336,3 +336,51 @@ fn captures_are_isolated() {
     assert_eq!(cuda.cu_stream_wait_event(other.handle(), event, 0), Err(902));
     assert_eq!([one.end_capture().err(), other.end_capture().err()], [Some(901); 2]);
 }
+
+/// "None" is remembered for the thread that asked. Each of these makes another answer right, from any thread.
+#[test]
+fn a_quiet_stream_is_asked_again_after_whatever_may_have_changed_it() {
+    let (sim, context) = device();
+    let cuda = sim.cuda();
+    let stream = context.stream();
+    let asked = || cuda.cu_stream_is_capturing(stream.handle());
+    let quiet = || assert_eq!([asked(), asked()], [Ok(0); 2]);
+    quiet();
+    elsewhere(&context, || stream.begin_capture(CaptureMode::Relaxed));
+    assert_eq!(asked(), Ok(1), "a capture began on another thread");
+    elsewhere(&context, || drop(stream.end_capture()));
+    quiet();
+    sim.pretend_capture(stream.handle(), true);
+    assert_eq!(asked(), Ok(1), "it says that it captures");
+    sim.pretend_capture(stream.handle(), false);
+    quiet();
+
+    // Joined to another stream's capture, by an event that was recorded there.
+    let origin = context.stream();
+    let event = cuda.cu_event_create(NO_TIMING).expect("event");
+    origin.begin_capture(CaptureMode::Relaxed);
+    quiet();
+    cuda.cu_event_record(event, origin.handle()).expect("record");
+    cuda.cu_stream_wait_event(stream.handle(), event, 0).expect("wait");
+    assert_eq!(asked(), Ok(1), "it was forked to");
+    cuda.cu_event_record(event, stream.handle()).expect("record");
+    cuda.cu_stream_wait_event(origin.handle(), event, 0).expect("wait");
+    drop(origin.end_capture().expect("joined"));
+    quiet();
+
+    let gone = context.stream();
+    let handle = gone.handle();
+    assert_eq!(cuda.cu_stream_is_capturing(handle), Ok(0));
+    drop(gone);
+    assert_eq!(cuda.cu_stream_is_capturing(handle), Err(400), "destroyed");
+    quiet();
+    context.break_with(700);
+    assert_eq!(asked(), Err(700), "its context is broken");
+
+    let (other, context) = device();
+    let stream = context.stream();
+    let cuda = other.cuda();
+    assert_eq!(cuda.cu_stream_is_capturing(stream.handle()), Ok(0));
+    cuda.cu_device_primary_ctx_reset(0).expect("reset");
+    assert_ne!(cuda.cu_stream_is_capturing(stream.handle()), Ok(0), "its context ended");
+}

@@ -80,6 +80,12 @@ fn with_zero_cost_a_call_executes_what_it_enqueues_unless_the_stream_is_held() {
     sim.run_until_idle();
     assert_eq!(sim.cuda().cu_event_query(event), Ok(()));
     assert_eq!(dst.read(), vec![2; BYTES]);
+    stream.hold();
+    sim.cuda().cu_event_record(event, stream.handle()).expect("record");
+    assert_eq!(sim.cuda().cu_event_query(event), NOT_READY, "held, with nothing else to do");
+    stream.release();
+    sim.run_until_idle();
+    assert_eq!(sim.cuda().cu_event_query(event), Ok(()));
 }
 
 #[test]

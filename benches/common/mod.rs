@@ -5,7 +5,7 @@
 pub mod rows;
 
 use crate::classic::{self, ClassicBuffer, ClassicPool};
-use pinpool::sim::{Sim, SimBuffer, SimContext, SimStream};
+use pinpool::sim::{Sim, SimBuffer, SimBuilder, SimContext, SimStream};
 use pinpool::{PinnedBuffer, PinnedPool};
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,11 @@ pub struct Rig {
 
 impl Rig {
     pub fn new() -> Self {
-        let sim = Sim::zero_cost();
+        Self::with(Sim::builder().zero_cost())
+    }
+
+    pub fn with(device: SimBuilder) -> Self {
+        let sim = device.build();
         let context = sim.context(0);
         let (stream, device) = (context.stream(), context.alloc(1 << 20));
         Self { sim, context, stream, device }

@@ -2,6 +2,8 @@
 #![allow(unsafe_code)] // copies by the raw entry points: the buffer outlives the copy because it is recorded
 
 use super::{BURST, Guard, Rig, Subject, is_zero, wait_until_ready, warm};
+use std::hint::black_box;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// The shorter pause of the rows that make one operation at a time: the caller comes to it cold.
@@ -20,12 +22,41 @@ pub fn take_burst<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: 
     })
 }
 
-/// One take per `pause`, a hit: the time of each, in bursts of 64 so that the classic cleaner need not wait.
+/// What happens before an operation that is timed alone.
+#[derive(Clone, Copy)]
+pub enum Before {
+    /// The caller sleeps for so long; what that does to the caches depends on what else the machine does.
+    Sleep(Duration),
+    /// Every cache and every translation is lost: so much memory is read that nothing else is left there.
+    ColdCaches,
+}
+
+impl Before {
+    pub fn happen(self) {
+        match self {
+            Before::Sleep(pause) => std::thread::sleep(pause),
+            Before::ColdCaches => read_more_than_the_caches_hold(),
+        }
+    }
+}
+
+/// Twice the last-level cache of a large server's core complex.
+const MORE_THAN_THE_CACHES_HOLD: usize = 64 << 20;
+
+fn read_more_than_the_caches_hold() {
+    static MEMORY: OnceLock<Vec<u8>> = OnceLock::new();
+    // Ones, because untouched zeros are one page for all.
+    let memory = MEMORY.get_or_init(|| vec![1; MORE_THAN_THE_CACHES_HOLD]);
+    let lines: u64 = memory.iter().step_by(64).map(|byte| u64::from(*byte)).sum();
+    assert_eq!(black_box(lines), (MORE_THAN_THE_CACHES_HOLD / 64) as u64);
+}
+
+/// One take at a time, a hit: the time of each, in bursts of 64 so that the classic cleaner need not wait.
 pub fn take_alone<S: Subject>(
     subject: &S,
     rig: &Rig,
     bytes: usize,
-    pause: Duration,
+    before: Before,
     iterations: u64,
 ) -> Vec<Duration> {
     let mut times = Vec::with_capacity(iterations as usize);
@@ -33,7 +64,7 @@ pub fn take_alone<S: Subject>(
         wait_until_ready(subject, bytes, BURST);
         let mut taken = Vec::with_capacity(BURST);
         for _ in 0..count {
-            std::thread::sleep(pause);
+            before.happen();
             let start = Instant::now();
             taken.push(subject.take(bytes));
             times.push(start.elapsed());
@@ -44,10 +75,10 @@ pub fn take_alone<S: Subject>(
     times
 }
 
-/// What the clock adds to an operation that is timed alone after such a pause: the time of nothing.
-pub fn clock_alone(pause: Duration, iterations: u64) -> Vec<Duration> {
+/// What the clock adds to an operation that is timed alone after the same: the time of nothing.
+pub fn clock_alone(before: Before, iterations: u64) -> Vec<Duration> {
     let one = |_| {
-        std::thread::sleep(pause);
+        before.happen();
         Instant::now().elapsed()
     };
     (0..iterations).map(one).collect()
@@ -67,12 +98,12 @@ pub fn drop_burst<S: Subject>(subject: &S, rig: &Rig, bytes: usize, iterations: 
     })
 }
 
-/// One drop per `pause`, of a buffer whose use was recorded: the time of each.
+/// One drop at a time, of a buffer whose use was recorded: the time of each.
 pub fn drop_alone<S: Subject>(
     subject: &S,
     rig: &Rig,
     bytes: usize,
-    pause: Duration,
+    before: Before,
     iterations: u64,
 ) -> Vec<Duration> {
     let mut times = Vec::with_capacity(iterations as usize);
@@ -81,7 +112,7 @@ pub fn drop_alone<S: Subject>(
         taken.iter_mut().for_each(|buffer| buffer.record(&rig.stream));
         let rest = taken.split_off(count);
         for buffer in taken {
-            std::thread::sleep(pause);
+            before.happen();
             let start = Instant::now();
             drop(buffer);
             times.push(start.elapsed());

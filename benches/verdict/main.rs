@@ -16,6 +16,8 @@ mod alternatives;
 mod classic;
 #[path = "../common/mod.rs"]
 mod common;
+#[cfg(target_os = "linux")]
+mod fork;
 mod hot;
 mod memory;
 mod page;
@@ -70,6 +72,8 @@ fn main() -> ExitCode {
     ready::add(&mut suite);
     steady::add(&mut suite);
     memory::add(&mut suite);
+    #[cfg(target_os = "linux")]
+    fork::add(&mut suite);
     suite.note("Medians; between brackets the least and the greatest ratio of a turn.".into());
 
     if effort == Effort::Once {

@@ -1,99 +1,20 @@
-//! What a guard knows of the device work on its buffer: recorded uses, noted uses, and the waits for both.
+//! What a guard knows of the device work on its buffer, recorded (`record.rs`) and noted, and the waits for both.
 #![allow(unsafe_code)] // `assume_quiescent` is an unsafe promise of the caller's.
 
 use super::flags::{CAPTURED, CAPTURED_WRITE, FOREIGN, Flags, NOTED, RECORDED, WRITES};
-use super::{GONE, PinnedBuffer, captured};
+use super::{PinnedBuffer, captured};
 use crate::block::{Fate, Out};
 use crate::context_end;
 use crate::contexts::Context;
 use crate::driver::{Driver, Severity};
 use crate::error::{CallError, Error};
-use crate::events::{self, Spare, with_relaxed_capture};
+use crate::events::{self, with_relaxed_capture};
 use crate::home::Home;
 use crate::notes::{self, Note, Notes, nap_until};
-use crate::report::{Kind, say, say_failure};
-use crate::stream::AsStream;
+use crate::report::say;
 use crate::sync::Arc;
 
 impl PinnedBuffer {
-    /// Notes that everything enqueued on `stream` up to now may use the buffer.
-    ///
-    /// Records a pooled event (`cuEventRecord`, timing disabled) that the pool waits for after the drop.
-    /// May be called for several streams, and several times for one. Call it after the copy was
-    /// enqueued; a copy on another stream needs a record of its own. The per-thread default stream
-    /// must be recorded on the thread that uses it.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::ForeignStream`] for a stream of another driver than the pool's, [`Error::Capturing`]
-    /// while the stream captures a graph, [`Error::Driver`] when the driver refuses, [`Error::ForkedChild`]. The
-    /// buffer stays safe after an error: it then waits for every context at its drop, and after a capture it is held
-    /// until the graph is gone (see [`hold_for_graph`](Self::hold_for_graph)).
-    pub fn record_last_use(&mut self, stream: &impl AsStream) -> Result<(), Error> {
-        let Self { home, block, flags, .. } = self;
-        if home.fork.is_child() {
-            return Err(Error::ForkedChild);
-        }
-        let block = block.as_mut().expect(GONE);
-        flags.set(RECORDED);
-        let result = stream.with_stream_ref(|stream| {
-            let pool = home.driver.api().identity();
-            if stream.driver != pool {
-                return Err(pool.refusal(stream.driver));
-            }
-            home.captures.show(stream);
-            let mut spare = block.take_spare(stream.context).map(Spare::split);
-            let mut record = || {
-                let (context, event) = match spare.take() {
-                    Some((context, event)) => (context, Some(event)),
-                    None => (home.contexts.of_stream(&home.driver, stream), None),
-                };
-                events::record(&home.driver, context, event, stream)
-            };
-            let used = match record() {
-                // Another context has its handle now, in which the events of the old one mean nothing.
-                Err((Error::Driver(error), context)) if context_end::has_ended(home, &context, &error) => {
-                    record()
-                }
-                recorded => recorded,
-            }
-            .map_err(|(error, _)| error)
-            .inspect_err(|error| {
-                if *error == Error::Capturing {
-                    captured::note(home, block, flags, stream, CAPTURED);
-                }
-            })?;
-            home.captures.seen_without(stream);
-            if flags.has(NOTED) {
-                let mut notes = block.notes().lock();
-                notes::clear_covered(&home.driver, &mut notes, &used, stream.stream);
-                if notes.is_empty() {
-                    flags.remove(NOTED);
-                }
-            }
-            Ok(used)
-        });
-        match result {
-            Ok(used) => {
-                block.unprove();
-                block.add_use(used);
-                if block.uses().len() > USES_BEFORE_PRUNING {
-                    prune(&home.driver, block);
-                }
-                Ok(())
-            }
-            Err(error) => {
-                home.counts.class(block.class()).record_failures.add(1);
-                let (bytes, is_first) = (block.class().bytes(), home.said.is_first(Kind::RecordFailed));
-                say_failure!(is_first, "record_failed", bytes, %error, "a use could not be recorded");
-                if error != Error::Capturing {
-                    block.worsen(Fate::RecordFailed);
-                }
-                Err(error)
-            }
-        }
-    }
-
     /// Declares that no device work touches the buffer any more, so that its return waits for nothing.
     ///
     /// Holds until the next record, noted copy or mutable access.
@@ -391,21 +312,5 @@ pub(super) fn settle_notes(home: &Arc<Home>, block: &mut Out, flags: &Flags) {
             }
             None => block.worsen(Fate::RecordFailed),
         }
-    }
-}
-
-/// A buffer recorded again and again drops the events that are complete, so that they do not pile up.
-const USES_BEFORE_PRUNING: usize = 8;
-
-#[cold]
-fn prune(driver: &Driver, block: &mut Out) {
-    let uses = block.take_uses();
-    let checked = with_relaxed_capture(driver, || {
-        uses.into_iter().map(|used| (events::is_complete(driver, &used), used)).collect::<Vec<_>>()
-    });
-    // One is kept in any case: a block with no use at all would wait for whole contexts.
-    let last = checked.len() - 1;
-    for (index, (complete, used)) in checked.into_iter().enumerate() {
-        if complete == Ok(true) && index < last { events::recycle(used) } else { block.add_use(used) }
     }
 }

@@ -16,11 +16,13 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub(crate) struct Gate {
     behind: Arc<dyn DriverApi>,
+    /// A driver's own never changes, and every record compares it.
+    identity: DriverIdentity,
 }
 
 impl Gate {
     pub(super) fn new(behind: Arc<dyn DriverApi>) -> Self {
-        Self { behind }
+        Self { identity: behind.identity(), behind }
     }
 
     #[inline]
@@ -45,8 +47,9 @@ impl Gate {
         Ok(made)
     }
 
+    #[inline]
     pub(crate) fn identity(&self) -> DriverIdentity {
-        self.behind.identity()
+        self.identity
     }
 
     /// Once shut: yes. Work may be outstanding, and nobody can say that none is.
@@ -126,6 +129,20 @@ impl Gate {
     #[inline]
     pub(crate) fn record_event(&self, event: EventHandle, stream: StreamHandle) -> Result<(), CallError> {
         self.pass("cuEventRecord", |driver| driver.record_event(event, stream))
+    }
+
+    /// Asks whether the stream captures, and records the event if not, through the door once; gives whether it did.
+    #[inline]
+    pub(crate) fn record_unless_capturing(
+        &self,
+        event: EventHandle,
+        stream: StreamHandle,
+    ) -> Result<bool, CallError> {
+        let _inside = Visit::for_call("cuStreamIsCapturing")?;
+        if self.behind.is_capturing(stream)? {
+            return Ok(false);
+        }
+        self.behind.record_event(event, stream).map(|()| true)
     }
 
     #[inline]

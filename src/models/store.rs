@@ -129,7 +129,7 @@ pub fn an_event_is_never_given_to_two_uses() {
         let context = Contexts::default().of_stream(&driver, &stream_ref());
         let record = move || {
             let new_use = || {
-                let recorded = events::record(&driver, context.clone(), None, &stream_ref());
+                let recorded = events::record(&driver, context.clone(), None, &stream_ref(), None);
                 recorded.unwrap_or_else(|_| panic!("the device records"))
             };
             let used = new_use();

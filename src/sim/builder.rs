@@ -60,6 +60,7 @@ pub struct SimBuilder {
     pub(super) copy_bytes_per_second: Option<u64>,
     pub(super) register_cost_per_page: Duration,
     pub(super) unregister_cost_per_page: Duration,
+    pub(super) event_create_cost: Duration,
 }
 
 impl Default for SimBuilder {
@@ -87,6 +88,7 @@ impl Default for SimBuilder {
             copy_bytes_per_second: None,
             register_cost_per_page: Duration::ZERO,
             unregister_cost_per_page: Duration::ZERO,
+            event_create_cost: Duration::ZERO,
         }
     }
 }
@@ -131,6 +133,7 @@ impl SimBuilder {
         self.copy_bytes_per_second = None;
         self.register_cost_per_page = Duration::ZERO;
         self.unregister_cost_per_page = Duration::ZERO;
+        self.event_create_cost = Duration::ZERO;
         self
     }
 
@@ -261,6 +264,13 @@ impl SimBuilder {
     /// What unregistering costs per 4 KiB page, on any clock.
     pub fn unregister_cost_per_page(mut self, cost: Duration) -> Self {
         self.unregister_cost_per_page = cost;
+        self
+    }
+
+    /// What creating an event costs besides the call, on any clock. Default nothing; a real driver takes some
+    /// microseconds, which is why a pool keeps its events.
+    pub fn event_create_cost(mut self, cost: Duration) -> Self {
+        self.event_create_cost = cost;
         self
     }
 

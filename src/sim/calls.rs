@@ -129,6 +129,7 @@ impl Core {
     /// Counts a call and lets configured faults happen to it.
     ///
     /// Faults come first, whatever the arguments are, so that "the nth call fails" is easy to count.
+    #[inline]
     pub(super) fn count(&self, call: Call, bytes: usize) -> Result<&Thread, u32> {
         if self.initialised_in.is_inherited() {
             // Before any lock, which a thread of the parent may have held.
@@ -143,6 +144,7 @@ impl Core {
     }
 
     /// [`count`](Self::count), then what every call of an initialised driver goes through.
+    #[inline]
     pub(super) fn enter(&self, call: Call, bytes: usize) -> Result<&Thread, u32> {
         let thread = self.count(call, bytes)?;
         if !self.is_initialised.load(Ordering::Acquire) {
@@ -158,10 +160,14 @@ impl Core {
 }
 
 /// Lets `cost` pass on the calling thread: short ones by spinning, since a sleep overshoots them.
+#[inline]
 pub(super) fn spend(cost: Duration) {
-    if cost.is_zero() {
-        return;
+    if !cost.is_zero() {
+        spend_some(cost);
     }
+}
+
+fn spend_some(cost: Duration) {
     let until = Instant::now() + cost;
     if cost > Duration::from_micros(200) {
         std::thread::sleep(cost - Duration::from_micros(100));

@@ -161,6 +161,7 @@ impl Core {
             Some(fork) => {
                 fork.streams.entry(slot).or_default().extend(point.nodes);
                 state.streams[slot].capture = Some(point.capture);
+                state.streams_change();
                 Ok(true)
             }
         }
@@ -270,6 +271,7 @@ impl Cuda {
         let capture = Capture { origin: slot, thread: thread.number, mode, is_valid: true, graph, streams };
         state.captures.insert(id, capture);
         state.streams[slot].capture = Some(id);
+        state.streams_change();
         Ok(())
     }
 
@@ -313,19 +315,36 @@ impl Cuda {
     /// `cuStreamIsCapturing`: 0 none, 1 active, 2 broken and not yet ended. 906 for the legacy stream while a stream
     /// captures that would wait for it; nothing is broken by the question. 1 also while
     /// [`Sim::pretend_capture`](super::Sim::pretend_capture) says so.
+    ///
+    /// The answer "none" is remembered for the thread until any stream changes, so that to ask before every record
+    /// takes no lock, as on a real driver, where it is a look at a flag.
     pub fn cu_stream_is_capturing(&self, stream: usize) -> Result<u32, u32> {
-        self.capture_info(Call::StreamIsCapturing, stream).map(|(status, _, _)| status)
+        let core = self.core();
+        let thread = core.enter(Call::StreamIsCapturing, 0)?;
+        // Before the look at the stream: a change in between makes the answer too old at once.
+        let changes = core.stream_changes.load(Ordering::Acquire);
+        let is_known = thread.quiet_stream.load(Ordering::Relaxed) == stream
+            && thread.quiet_since.load(Ordering::Relaxed) == changes;
+        if is_known && !is_default_stream(stream) {
+            return Ok(NONE);
+        }
+        let (status, _, _) = self.capture_info(thread, stream)?;
+        if status == NONE {
+            thread.quiet_stream.store(stream, Ordering::Relaxed);
+            thread.quiet_since.store(changes, Ordering::Relaxed);
+        }
+        Ok(status)
     }
 
     /// `cuStreamGetCaptureInfo`: status, the number of the capture (no two have the same), and the graph that it
     /// makes; the latter two 0 where nothing is captured, also where it is only pretended.
     pub fn cu_stream_get_capture_info(&self, stream: usize) -> Result<(u32, u64, usize), u32> {
-        self.capture_info(Call::StreamGetCaptureInfo, stream)
+        let thread = self.core().enter(Call::StreamGetCaptureInfo, 0)?;
+        self.capture_info(thread, stream)
     }
 
-    fn capture_info(&self, call: Call, stream: usize) -> Result<(u32, u64, usize), u32> {
+    fn capture_info(&self, thread: &Thread, stream: usize) -> Result<(u32, u64, usize), u32> {
         let core = self.core();
-        let thread = core.enter(call, 0)?;
         let mut state = core.state.lock();
         let slot = core.stream_slot(&mut state, thread, stream)?;
         if !state.captures_before_legacy(slot).is_empty() {
@@ -340,4 +359,9 @@ impl Cuda {
             None => Ok((if state.streams[slot].says_capturing { ACTIVE } else { NONE }, 0, 0)),
         }
     }
+}
+
+/// Which stream it is depends on the thread's current context, and what the legacy one says on others besides.
+fn is_default_stream(stream: usize) -> bool {
+    stream <= 2
 }

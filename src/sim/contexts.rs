@@ -124,6 +124,7 @@ impl Core {
     fn end_context(&self, mut state: MutexGuard<'_, State>, index: usize) {
         let context = state.context_ref(index);
         state.contexts[index].is_alive = false;
+        state.streams_change();
         self.discard_work(&mut state, |stream| stream.context == context);
         state.forget_memory_of(context);
         state.thread_streams.retain(|(_, of), _| *of != context);
@@ -142,6 +143,7 @@ impl Core {
         let mut state = self.state.lock();
         let context = state.live_context(handle)?;
         state.contexts[context.index].sticky_error = Some(code);
+        state.streams_change();
         self.discard_work(&mut state, |stream| stream.context == context);
         self.changed.notify_all();
         Ok(())

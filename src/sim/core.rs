@@ -44,6 +44,8 @@ pub(super) struct Core {
     /// A mutex of its own, since a launch gives its references back wherever its last operation is dropped.
     pub(super) user_objects: Arc<UserObjects>,
     pub(super) state: Mutex<State>,
+    /// The state's count of changes, readable without its mutex.
+    pub(super) stream_changes: Arc<AtomicU64>,
     /// Memory that pools on this device have mapped and not unmapped.
     pub(super) mapped: Mutex<Mapped>,
     /// Pages that were not there yet when they were registered.
@@ -60,6 +62,7 @@ impl Core {
     pub(super) fn new(config: SimBuilder) -> Arc<Self> {
         static NEXT_INSTANCE: AtomicU64 = AtomicU64::new(1);
         let instance = NEXT_INSTANCE.fetch_add(1, Ordering::Relaxed);
+        let stream_changes = Arc::new(AtomicU64::new(1));
         Arc::new_cyclic(|this| Self {
             instance,
             is_initialised: AtomicBool::new(false),
@@ -72,7 +75,8 @@ impl Core {
             is_abandoned: AtomicBool::new(false),
             has_captured: AtomicBool::new(false),
             user_objects: Arc::default(),
-            state: Mutex::new(State::new(instance, config.devices, config.seed)),
+            state: Mutex::new(State::new(instance, config.devices, config.seed, stream_changes.clone())),
+            stream_changes,
             mapped: Mutex::default(),
             pages_faulted_in: AtomicUsize::new(0),
             changed: Condvar::new(),

@@ -166,6 +166,7 @@ impl Core {
         let mut state = self.state.lock();
         let slot = self.controlled_slot(&mut state, stream);
         state.streams[slot].says_capturing = is_capturing;
+        state.streams_change();
     }
 
     /// Enqueues an operation that only takes time.
@@ -235,6 +236,15 @@ impl State {
         let stream = &self.streams[slot];
         let is_free = !stream.is_held && !stream.is_running && !stream.queue.is_empty();
         is_free && self.blocker(slot).is_none()
+    }
+
+    /// Whether what the stream is given now could be executed at once: it has nothing else to do and waits for nobody.
+    pub(super) fn executes_at_once(&self, slot: usize) -> bool {
+        let stream = &self.streams[slot];
+        stream.kind == StreamKind::NonBlocking
+            && stream.queue.is_empty()
+            && !stream.is_held
+            && !stream.is_running
     }
 
     /// A stream that can run and brings this one forward: itself, or one that it waits for.

@@ -1,6 +1,6 @@
 //! Events: points in streams that can be asked about.
 
-use super::calls::Call;
+use super::calls::{Call, spend};
 use super::captures::CapturedPoint;
 use super::checks::Origin;
 use super::codes::{INVALID_HANDLE, INVALID_VALUE, NOT_READY};
@@ -105,6 +105,12 @@ impl Core {
         // The record is stored before it is enqueued, since enqueueing may execute it at once.
         let position = state.next_position(stream_slot);
         state.events[slot].recorded = Some(position);
+        if self.runs_inline() && state.executes_at_once(stream_slot) {
+            state.streams[stream_slot].completed = position.sequence;
+            state.event_reached(slot, id, position.sequence);
+            self.changed.notify_all();
+            return Ok(());
+        }
         self.enqueue_at(state, position, Work::Record { event: slot, id }, None);
         Ok(())
     }
@@ -131,6 +137,7 @@ impl Cuda {
     pub fn cu_event_create(&self, flags: u32) -> Result<usize, u32> {
         let core = self.core();
         let thread = core.enter(Call::EventCreate, 0)?;
+        spend(core.config.event_create_cost);
         let mut state = core.state.lock();
         let context = core.current_context(&state, thread)?;
         let is_odd_interprocess = flags & INTERPROCESS != 0 && flags & DISABLE_TIMING == 0;

@@ -12,6 +12,7 @@ use super::random::Random;
 use super::streams::Stream;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Device addresses start here: above every host address, so that one kind is never taken for the other.
 const DEVICE_ADDRESSES: u64 = 1 << 52;
@@ -72,12 +73,15 @@ pub(super) struct State {
     pub(super) random: Random,
     pub(super) engine_stops: bool,
     next_number: u64,
+    /// Grows whenever a stream that captured nothing may answer something else from now on.
+    stream_changes: Arc<AtomicU64>,
 }
 
 impl State {
-    pub(super) fn new(instance: u64, devices: i32, seed: u64) -> Self {
+    pub(super) fn new(instance: u64, devices: i32, seed: u64, stream_changes: Arc<AtomicU64>) -> Self {
         Self {
             instance,
+            stream_changes,
             contexts: (0..devices).map(Context::inactive_primary).collect(),
             streams: Vec::new(),
             free_stream_slots: Vec::new(),
@@ -106,6 +110,11 @@ impl State {
     pub(super) fn next_number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
+    }
+
+    /// A stream goes away, begins to capture, or loses its context: what threads remember of quiet streams is void.
+    pub(super) fn streams_change(&mut self) {
+        self.stream_changes.fetch_add(1, Ordering::Release);
     }
 
     /// Handles look like pointers, and differ between simulated devices and between kinds.

@@ -138,6 +138,7 @@ impl State {
     /// The stream accepts nothing more, and goes away once it has nothing left to do.
     pub(super) fn abandon_stream(&mut self, slot: usize) {
         self.leave_capture(slot);
+        self.streams_change();
         self.streams[slot].is_destroyed = true;
         self.streams[slot].is_held = false;
         for handle in 0..self.stream_handles.len() {

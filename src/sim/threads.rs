@@ -35,16 +35,32 @@ pub(super) struct Thread {
     pub(super) mode_was_refused: AtomicBool,
     /// Set while the thread runs a host function, where no call is permitted.
     pub(super) in_host_function: AtomicBool,
+    /// The stream that last answered that it captures nothing, 0 for none; see `Cuda::cu_stream_is_capturing`.
+    pub(super) quiet_stream: AtomicUsize,
+    /// The number of the change of streams that the answer came after.
+    pub(super) quiet_since: AtomicU64,
+    /// Written by the thread itself only, so that counting is no atomic read-modify-write.
     counts: [AtomicU64; Call::COUNT],
+    /// What the counts were when somebody set them to zero.
+    counted_before: [AtomicU64; Call::COUNT],
 }
 
 impl Thread {
+    #[inline]
     pub(super) fn count(&self, call: Call) {
-        self.counts[call as usize].fetch_add(1, Ordering::Relaxed);
+        let count = &self.counts[call as usize];
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
     pub(super) fn calls(&self, call: Call) -> u64 {
-        self.counts[call as usize].load(Ordering::Relaxed)
+        let before = self.counted_before[call as usize].load(Ordering::Relaxed);
+        self.counts[call as usize].load(Ordering::Relaxed) - before
+    }
+
+    fn reset_calls(&self) {
+        for (before, count) in self.counted_before.iter().zip(&self.counts) {
+            before.store(count.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
     }
 }
 
@@ -54,6 +70,7 @@ impl Threads {
     }
 
     /// The calling thread; allocates at a thread's first call only.
+    #[inline]
     pub(super) fn current(&self) -> &Thread {
         let number = thread_number();
         let index = number - 1 + FIRST_BUCKET;
@@ -70,6 +87,9 @@ impl Threads {
                 mode_was_refused: AtomicBool::new(false),
                 in_host_function: AtomicBool::new(false),
                 counts: [const { AtomicU64::new(0) }; Call::COUNT],
+                counted_before: [const { AtomicU64::new(0) }; Call::COUNT],
+                quiet_stream: AtomicUsize::new(0),
+                quiet_since: AtomicU64::new(0),
             })
         })
     }
@@ -83,8 +103,8 @@ impl Threads {
     pub(super) fn all_calls(&self) -> [u64; Call::COUNT] {
         let mut sums = [0; Call::COUNT];
         for thread in self.all() {
-            for (sum, count) in sums.iter_mut().zip(&thread.counts) {
-                *sum += count.load(Ordering::Relaxed);
+            for (sum, call) in sums.iter_mut().zip(Call::all()) {
+                *sum += thread.calls(*call);
             }
         }
         sums
@@ -96,9 +116,7 @@ impl Threads {
     }
 
     pub(super) fn reset_calls(&self) {
-        for count in self.all().flat_map(|thread| &thread.counts) {
-            count.store(0, Ordering::Relaxed);
-        }
+        self.all().for_each(Thread::reset_calls);
     }
 
     fn all(&self) -> impl Iterator<Item = &Thread> {
@@ -137,5 +155,9 @@ mod tests {
         });
         assert_eq!(threads.calls(Call::EventQuery), 3 * FIRST_BUCKET as u64);
         assert_eq!(threads.total_calls(), 3 * FIRST_BUCKET as u64);
+        threads.reset_calls();
+        assert_eq!([threads.calls(Call::EventQuery), threads.total_calls()], [0; 2]);
+        threads.current().count(Call::EventQuery);
+        assert_eq!([threads.calls(Call::EventQuery), threads.total_calls()], [1; 2]);
     }
 }
