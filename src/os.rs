@@ -195,6 +195,7 @@ mod tests {
     #[test]
     fn the_page_size_is_a_power_of_two() {
         assert!(page_bytes().is_power_of_two() && page_bytes() >= 4096);
+        assert_eq!(page_bytes(), asked_page_bytes(), "what is taken for known is what the system says");
     }
 
     #[test]

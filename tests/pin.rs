@@ -216,3 +216,61 @@ fn what_the_driver_does_not_know_as_registered_is_forgotten() {
     // SAFETY: no device work uses it.
     unsafe { unregister_region(&driver, bytes.as_ptr()) }.unwrap();
 }
+
+#[test]
+fn without_cuda_the_memory_comes_back_as_it_was() {
+    let _turn = alone();
+    let numbers: Vec<u32> = (0..1000).collect();
+    let (address, capacity) = (numbers.as_ptr(), numbers.capacity());
+    let (error, numbers) = Pinned::new(&Driver::host_only(), numbers).unwrap_err();
+    assert_eq!((numbers.as_ptr(), numbers.capacity()), (address, capacity));
+    assert!(numbers.iter().copied().eq(0..1000));
+    let said = error.to_string();
+    assert!(said.starts_with(&format!("4000 bytes at {address:p}: no usable CUDA driver")), "{said}");
+    // The driver was not asked, so there is no code; the cause is the source, and what `?` makes of it.
+    assert_eq!(error.code(), None);
+    let source = std::error::Error::source(&error).expect("a cause").to_string();
+    assert_eq!(source, error.cause().to_string());
+    assert_eq!(Error::from(error.clone()), *error.cause());
+}
+
+#[test]
+fn a_proof_lets_go_of_pinned_memory_without_a_wait() {
+    let _turn = alone();
+    // Of the pool's: a driver that waits by itself is another matter.
+    let sim = Sim::builder().unregister_waits(false).build();
+    let (context, driver) = (sim.context(0), sim.driver());
+    let stream = context.stream();
+    stream.hold();
+    sim.stall(stream.handle(), Duration::from_nanos(1));
+    let mut pinned = Pinned::new(&driver, pattern(3)).unwrap();
+    pinned.record_last_use(&stream).unwrap();
+    assert_eq!(pinned.is_quiescent(), Ok(false));
+    // SAFETY: what the stream is given touches no memory.
+    unsafe { pinned.assume_quiescent() };
+    drop(pinned);
+    assert!(pin::drain(PATIENCE), "it waits for a stream that stands still: {:?}", pin::stats());
+    assert_eq!(sim.registered_bytes(), 0);
+    stream.release();
+    sim.run_until_idle();
+    sim.assert_clean();
+}
+
+#[test]
+fn a_graph_holds_pinned_memory_until_it_is_gone() {
+    let _turn = alone();
+    let (sim, _context, driver) = device();
+    let mut pinned = Pinned::new(&driver, pattern(4)).unwrap();
+    // SAFETY: there is no graph, so it is gone before the value.
+    let hold = unsafe { pinned.hold_for_graph() };
+    let refused = pinned.unpin().unwrap_err();
+    assert_eq!(*refused.cause(), Error::Capturing);
+    assert!(refused.to_string().contains("capturing a graph"), "{refused}");
+    // Neither is it released behind the hold's back.
+    assert!(!pin::drain(Duration::from_millis(20)));
+    assert_eq!((sim.registered_bytes(), pin::stats().waiting_buffers), (LEN, 1));
+    drop(hold);
+    assert!(pin::drain(PATIENCE), "{:?}", pin::stats());
+    assert_eq!(sim.registered_bytes(), 0);
+    sim.assert_clean();
+}

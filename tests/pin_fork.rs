@@ -106,7 +106,9 @@ fn a_forked_child_pins_nothing_and_knows_it() {
         check(prewarm.ends_with(WHY), &format!("prewarm: {prewarm}"))?;
         // What was the parent's can be read here, and dropping it does nothing to the parent.
         check(memory.iter().all(|page| page.0 == [7; 4096]), "the copy of the parent's bytes")?;
-        drop((memory, noted, pinned));
+        let unpinned = memory.unpin().err().map(|error| error.to_string()).unwrap_or_default();
+        check(unpinned.ends_with(WHY), &format!("unpin: {unpinned}"))?;
+        drop((noted, pinned));
         let still = Pinned::new(&driver, vec![7u8; LEN]).is_err();
         check(still && sim.total_calls() == calls, "the driver was called")
     });

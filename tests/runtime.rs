@@ -4,9 +4,10 @@
 
 mod child;
 
+use child::forked::forked;
 use child::{copy_of, folder, in_child, is_child};
 use libloading::Library;
-use pinpool::backend::{BackendError, DevicePreferred, HostPinned, MemoryBackend};
+use pinpool::backend::{BackendError, DevicePreferred, DeviceSupport, HostPinned, MemoryBackend};
 use pinpool::{Backing, Driver, Error, PinnedPool, RawStream};
 use std::time::Duration;
 
@@ -172,4 +173,91 @@ fn child_with_memory_of_the_runtimes() {
     let refused = unsafe { pinned.deallocate(base, 4096) };
     assert!(matches!(refused, Err(BackendError::NotOurs { .. })), "{refused:?}");
     assert_eq!(runtime.last_error(), 0, "an application's next check would have found it");
+}
+
+#[test]
+fn a_thread_finds_back_to_its_device_and_an_unrecorded_buffer_waits_for_the_device() {
+    in_child("child_on_two_devices", &[("FAKE_CUDART_PAGEABLE_ACCESS", "1".as_ref())]);
+}
+
+#[test]
+#[ignore = "run by a_thread_finds_back_to_its_device_and_an_unrecorded_buffer_waits_for_the_device"]
+fn child_on_two_devices() {
+    if !is_child() {
+        return;
+    }
+    let runtime = Runtime::load("runtime-devices");
+    let driver = Driver::builder().runtime().build();
+    // The application works on device 1, and this thread is on device 0, which nobody uses.
+    assert_eq!(call!(runtime.cudaSetDevice(1 => i32) -> u32), 0);
+    let stream = runtime.stream();
+    assert_eq!(call!(runtime.cudaSetDevice(0 => i32) -> u32), 0);
+    // SAFETY: a live stream of device 1, which is never reset.
+    let shown = unsafe { RawStream::of_runtime(1, stream as *mut _) };
+    // SAFETY: a device that does not exist has no streams to be destroyed.
+    let nowhere = unsafe { RawStream::of_runtime(64, std::ptr::null_mut()) };
+    // The devices read pageable memory themselves, so a copy may read it after the call has returned.
+    let pool = PinnedPool::builder().driver(driver.clone()).context_of(&shown).build().unwrap();
+    let pinned = pool.take_pinned(4096).unwrap();
+    assert!(pinned.is_pinned());
+    assert_eq!(runtime.device(), 0, "page-locked in device 1's context, and back");
+    let error = pool.take(64).record_last_use(&nowhere).unwrap_err();
+    assert_eq!(error.to_string(), "cudaSetDevice: cudaErrorInvalidDevice (101)");
+
+    let mut buffer = pool.take(1 << 16);
+    assert!(!buffer.is_pinned());
+    buffer.fill(7);
+    let address = buffer.as_ptr() as usize;
+    call!(runtime.fake_cudart_hold(stream => usize) -> ());
+    call!(runtime.fake_cudart_enqueue(stream => usize) -> ());
+    // Dropped without a record while the device is busy: only its context can say when it is done.
+    drop(buffer);
+    assert!(!pool.drain(Duration::from_millis(30)), "its device is busy");
+    // SAFETY: the block is out of the pool's sight until the device is idle.
+    assert_eq!(unsafe { *(address as *const u8) }, 7, "it is neither zeroed nor freed meanwhile");
+    call!(runtime.fake_cudart_release(stream => usize) -> ());
+    assert!(pool.drain(PATIENCE));
+    drop(pinned);
+    assert!(pool.shutdown().completed);
+
+    let all = DeviceSupport::of_all(&driver).unwrap();
+    let read: Vec<_> = all.iter().map(|one| (one.device, one.pageable_access)).collect();
+    assert_eq!(read, [(0, true), (1, true)], "asked of the runtime, which has two devices");
+    let none = DeviceSupport::of(&driver, 2).unwrap_err();
+    assert_eq!(none.to_string(), "cudaDeviceGetAttribute: cudaErrorInvalidDevice (101)");
+    assert_eq!(runtime.last_error(), 0, "an application's next check would have found it");
+}
+
+#[test]
+fn a_forked_child_never_calls_the_runtime() {
+    in_child("child_that_forks", &[]);
+}
+
+#[test]
+#[ignore = "run by a_forked_child_never_calls_the_runtime"]
+fn child_that_forks() {
+    if !is_child() {
+        return;
+    }
+    let runtime = Runtime::load("runtime-fork");
+    let driver = Driver::builder().runtime().build();
+    // SAFETY: the null stream of device 0, which is never reset.
+    let shown = unsafe { RawStream::of_runtime(0, std::ptr::null_mut()) };
+    let pool = PinnedPool::builder().driver(driver.clone()).context_of(&shown).build().unwrap();
+    let pinned = pool.take_pinned(4096).unwrap();
+    let calls = || call!(runtime.fake_cudart_calls() -> u64);
+    let before = calls();
+    let status = forked(|| {
+        let mut buffer = pool.take(64);
+        assert_eq!(buffer.record_last_use(&shown), Err(Error::ForkedChild));
+        assert!(!buffer.is_pinned() && pool.take_pinned(64).is_err());
+        drop((buffer, pinned));
+        // A pool of the child's own has plain memory, too: its runtime is the parent's.
+        let own = PinnedPool::builder().driver(Driver::builder().runtime().build()).build().unwrap();
+        assert!(own.take_pinned(64).is_err() && !own.take(64).is_pinned());
+        assert_eq!(calls(), before, "the runtime was called");
+        0
+    });
+    assert_eq!(status, 0);
+    assert!(pool.take_pinned(64).unwrap().is_pinned(), "the parent goes on");
 }

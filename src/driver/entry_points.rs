@@ -236,3 +236,36 @@ impl DriverApi for Injected {
             .map_err(|code| self.failure("cuPointerGetAttributes", code))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::absent_tests::{check, lacking, refusals};
+
+    #[test]
+    fn what_no_entry_point_was_passed_for_is_refused_by_its_name() {
+        let table = EntryPoints::new(|| 0, |_, _| 1, |_| 1, |code| (code == 801).then_some("NOT_PASSED_IN"));
+        assert_eq!(format!("{table:?}"), "EntryPoints { .. }");
+        // SAFETY: it never says that anything is page-locked or idle.
+        let driver = unsafe { Driver::from_entry_points(table) };
+        let own = [
+            "cuCtxSetCurrent",
+            "cuCtxGetDevice",
+            "cuCtxSynchronize",
+            "cuMemHostRegister_v2",
+            "cuMemHostUnregister",
+        ];
+        let (passed_in, others): (Vec<_>, Vec<_>) =
+            refusals(driver.api()).into_iter().partition(|(call, _)| own.contains(call));
+        check(passed_in, &[3]); // Before `cuInit`.
+        check(others, &[801]);
+        driver.api().prepare().unwrap();
+        assert_eq!(
+            driver.api().create_event().unwrap_err().to_string(),
+            "cuEventCreate: NOT_PASSED_IN (801)"
+        );
+        assert_eq!(driver.api().set_current_context(None), Ok(()), "whichever its functions look at");
+        assert_eq!(driver.api().reads_pageable_memory(0), Ok(false));
+        check(lacking(driver.api()), &[500, 801]);
+    }
+}

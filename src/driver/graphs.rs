@@ -84,3 +84,68 @@ unsafe extern "C" fn the_graph_is_gone(flag: *mut c_void) {
     let flag = unsafe { &*flag.cast::<AtomicBool>() };
     flag.store(true, Ordering::Release);
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::driver::DriverApi;
+    use crate::driver::cuda::CudaDriver;
+    use crate::driver::cuda_tests::{in_child_of_crate, is_child};
+    use crate::driver::ladder::How;
+    use crate::driver::library;
+    use crate::driver::process::Entries;
+    use fake_cuda::control::Control;
+
+    #[test]
+    fn a_library_of_any_age_is_asked_by_what_it_has() {
+        let file = Control::find().expect("cargo builds the fake library beside the tests");
+        let environment = [("PINPOOL_CUDA_LIBRARY", file.to_str().unwrap())];
+        in_child_of_crate("driver::graphs::tests::child_that_captures", &environment);
+    }
+
+    #[test]
+    #[ignore = "run by a_library_of_any_age_is_asked_by_what_it_has"]
+    fn child_that_captures() {
+        if !is_child() {
+            return;
+        }
+        let (driver, fake) = (CudaDriver::default(), Control::load().unwrap());
+        driver.prepare().unwrap();
+        let context = driver.retain_primary(0).unwrap();
+        driver.set_current_context(Some(context)).unwrap();
+        let library = library::open(How::Load, fake.path().as_os_str()).unwrap();
+        let mut table = Table::of(&library).unwrap();
+        let per_thread = StreamHandle(2);
+        assert_eq!(capture_info(&table, per_thread), Ok(CaptureInfo::Nothing));
+        type Begin = unsafe extern "C" fn(usize, u32) -> u32;
+        // SAFETY: the type is the C prototype of this function.
+        let begin = unsafe { library.get::<Begin>("cuStreamBeginCapture_v2") }.unwrap();
+        // SAFETY: 2 is the per-thread default stream.
+        assert_eq!(unsafe { begin(per_thread.0, 2) }, 0);
+
+        let by_the_second = capture_info(&table, per_thread).unwrap();
+        assert!(matches!(by_the_second, CaptureInfo::Graph(..)), "{by_the_second:?}");
+        table.capture_info_v2 = None;
+        assert_eq!(capture_info(&table, per_thread), Ok(by_the_second), "by the third");
+        fake.fail("cuStreamGetCaptureInfo", 1, 709);
+        let refused = capture_info(&table, per_thread);
+        assert_eq!(refused, Err(CallError::new("cuStreamGetCaptureInfo_v3", 709)));
+        table.capture_info_v3 = None;
+        let lacking = |call| CallError::new(call, NOT_SUPPORTED);
+        assert_eq!(capture_info(&table, per_thread), Err(lacking("cuStreamGetCaptureInfo_v2")));
+
+        // What no graph took ends with our reference.
+        let end = EndFlag::new();
+        let object = create_user_object(&table, end).unwrap();
+        assert!(!end.is_set());
+        release_user_object(&table, object).unwrap();
+        assert!(end.is_set());
+        assert_eq!(release_user_object(&table, object), Err(CallError::new("cuUserObjectRelease", 400)));
+        (table.user_object_create, table.user_object_release) = (None, None);
+        table.graph_retain_user_object = None;
+        let CaptureInfo::Graph(_, graph) = by_the_second else { unreachable!() };
+        assert_eq!(create_user_object(&table, end), Err(lacking("cuUserObjectCreate")));
+        assert_eq!(give_user_object(&table, graph, object), Err(lacking("cuGraphRetainUserObject")));
+        assert_eq!(release_user_object(&table, object), Err(lacking("cuUserObjectRelease")));
+    }
+}

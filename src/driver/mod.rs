@@ -11,6 +11,8 @@
 //! Handles are plain numbers here. A stream handle is never kept as an identity beyond one record,
 //! because the driver reuses handles.
 
+#[cfg(test)]
+mod absent_tests;
 mod builder;
 pub(crate) mod cuda;
 mod cuda_memory;

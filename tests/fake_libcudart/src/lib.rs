@@ -1,7 +1,8 @@
 //! The part of libcudart's C ABI that pinpool's runtime driver uses, over a simulated machine of two devices
 //! that is stepped. No libcuda is behind it: so is a process that carries only a runtime.
 //!
-//! `FAKE_CUDART_CODE=35` makes every function but `cudaRuntimeGetVersion` answer that code. The functions
+//! `FAKE_CUDART_CODE=35` makes every function but `cudaRuntimeGetVersion` answer that code, and with
+//! `FAKE_CUDART_PAGEABLE_ACCESS` in the environment the devices read pageable memory themselves. The functions
 //! `fake_cudart_*` control the device.
 
 #![allow(unsafe_code)] // exports C functions, which write through their caller's pointers
@@ -9,14 +10,20 @@
 use pinpool::sim::{Cuda, Sim};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex};
 
 const INVALID_VALUE: u32 = 1;
 const UNKNOWN: u32 = 999;
 const DEVICES: i32 = 2;
+/// `cudaDevAttrPageableMemoryAccess`.
+const PAGEABLE_ACCESS: i32 = 88;
 
 static SIM: LazyLock<Sim> = LazyLock::new(|| {
-    let sim = Sim::builder().devices(DEVICES).build();
+    let reads_pageable_memory = std::env::var_os("FAKE_CUDART_PAGEABLE_ACCESS").is_some();
+    let builder = Sim::builder().devices(DEVICES);
+    let sim =
+        if reads_pageable_memory { builder.attribute(PAGEABLE_ACCESS, 1).build() } else { builder.build() };
     sim.expect_violations();
     sim.cuda().cu_init(0).expect("it has devices");
     sim
@@ -49,7 +56,11 @@ fn bound() -> Result<&'static Cuda, u32> {
     Ok(cuda)
 }
 
+/// Calls of the runtime's functions.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
 fn answer(body: impl FnOnce() -> Result<(), u32>) -> u32 {
+    CALLS.fetch_add(1, Ordering::Relaxed);
     let result = match forced_code() {
         Some(code) => Err(code),
         None => catch_unwind(AssertUnwindSafe(body)).unwrap_or(Err(UNKNOWN)),
@@ -254,4 +265,10 @@ pub extern "C" fn fake_cudart_preferring() -> usize {
 pub extern "C" fn fake_cudart_has_context(device: i32) -> bool {
     usize::try_from(device)
         .is_ok_and(|device| CONTEXTS.lock().unwrap().get(device).is_some_and(Option::is_some))
+}
+
+/// How many calls were made so far, those of `cudaRuntimeGetVersion` and of the last error apart.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cudart_calls() -> u64 {
+    CALLS.load(Ordering::Relaxed)
 }
