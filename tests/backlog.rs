@@ -113,3 +113,22 @@ fn the_cap_covers_what_is_idle_and_the_rest_is_counted() {
     drop(out);
     rig.finish();
 }
+
+#[test]
+fn behind_a_driver_that_hangs_the_cleaner_leaves_page_locked_memory_to_the_lane() {
+    let rig = Rig::new();
+    // More than the lane has slots for.
+    rig.shelve(4 * KIB, 1_100);
+    let pinned = rig.pool.take(4 * KIB);
+    assert!(pinned.is_pinned());
+    rig.sim.fail(unlock_call(), Fault::hang());
+    rig.pool.set_max_pooled_bytes(0);
+    until("the release lane hangs", || rig.sim.hanging_calls() > 0);
+    drop(pinned);
+    until("it is dealt with", || rig.pool.stats().queued_pinned_bytes == 0);
+    drop(rig.pool.take(LEN));
+    until("the cleaner goes on", || rig.pool.stats().queued_buffers == 0);
+    assert_eq!(rig.sim.hanging_calls(), 1);
+    rig.sim.clear_faults();
+    rig.finish();
+}

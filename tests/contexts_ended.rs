@@ -372,3 +372,34 @@ fn a_reset_that_is_first_heard_of_when_blocks_are_let_go_is_no_refusal_to_unregi
     works(&rig, &again);
     finish(rig, again, 1);
 }
+
+#[test]
+fn memory_that_the_driver_says_is_not_registered_is_unmapped_where_its_context_has_ended() {
+    if !common::locks_its_own_pages() {
+        return;
+    }
+    for ended in [true, false] {
+        let rig = Rig::new();
+        rig.shelve(LEN, 1);
+        // CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED
+        rig.sim.fail("cuMemHostUnregister", Fault::once(713));
+        if ended {
+            reset(&rig.sim, 0);
+            // The first return shows that the context is gone.
+            drop(rig.pool.take(4 * KIB));
+            until("what was registered in it is let go", || rig.pool.stats().registered_bytes == 0);
+            rig.drain();
+        }
+        rig.pool.trim_to(0);
+        let is_gone = |stats: Stats| stats.retiring_bytes + stats.freeing_bytes == 0;
+        until("let go", || is_gone(rig.pool.stats()));
+        let stats = rig.assert_balanced();
+        let kept = if ended { 0 } else { LEN };
+        assert_eq!((stats.quarantined_bytes, stats.quarantined_pinned_bytes), (kept, kept), "{ended}");
+        assert_eq!(
+            rig.sim.mapped_bytes(),
+            kept,
+            "of a context that lives: whoever unregistered it knows why"
+        );
+    }
+}

@@ -264,13 +264,13 @@ fn a_cap_lowered_while_a_block_is_page_locked_holds_for_that_block() {
 fn at_most_16384_blocks_are_pooled_whatever_the_cap() {
     // More than fit into one class of the inbox, too: what overflows is not lost.
     let pool = pinpool::PinnedPool::builder().driver(pinpool::Driver::host_only()).build().unwrap();
-    let mut buffers: Vec<_> = (0..16_400).map(|_| pool.take(1)).collect();
+    let mut buffers: Vec<_> = (0..16_401).map(|_| pool.take(1)).collect();
     buffers.iter_mut().for_each(|buffer| buffer.set_dirty_len(0));
     drop(buffers);
     assert!(pool.drain(PATIENCE));
     let stats = pool.stats();
-    assert_eq!((stats.returned, stats.recycled, stats.queued_buffers), (16_400, 16_400, 0));
-    assert_eq!((stats.pooled_buffers, stats.evictions), (16_384, 16));
+    assert_eq!((stats.returned, stats.recycled, stats.queued_buffers), (16_401, 16_401, 0));
+    assert_eq!((stats.pooled_buffers, stats.evictions), (16_384, 17));
     assert!(pool.shutdown().completed);
 }
 
@@ -286,4 +286,31 @@ fn a_drain_waits_for_what_is_not_kept() {
     rig.sim.clear_faults();
     assert!(!settled, "neither shelved, nor freed, nor quarantined");
     rig.finish();
+}
+
+#[test]
+fn the_ceiling_lets_go_of_no_more_than_is_needed() {
+    let rig = Rig::with(Sim::new(), |builder| builder.max_registered_bytes(4 * 64 * KIB));
+    rig.shelve(64 * KIB, 4);
+    rig.pool.let_time_pass(std::time::Duration::from_secs(2));
+    rig.shelve(128 * KIB, 1);
+    assert_eq!((pooled(&rig, 64 * KIB), pooled(&rig, 128 * KIB)), (2, 1));
+    assert_eq!(rig.assert_balanced().registered_bytes, 4 * 64 * KIB);
+    rig.finish();
+}
+
+#[test]
+fn where_nothing_can_be_page_locked_the_last_ones_returned_are_kept() {
+    let builder = pinpool::PinnedPool::builder().driver(pinpool::Driver::host_only());
+    let pool = builder.max_pooled_bytes(2 * 64 * KIB).build().unwrap();
+    let mut buffers: Vec<_> = (0..3).map(|_| pool.take(64 * KIB)).collect();
+    let addresses: Vec<_> = buffers.iter().map(|buffer| buffer.as_ptr()).collect();
+    while !buffers.is_empty() {
+        drop(buffers.remove(0));
+        assert!(pool.drain(PATIENCE));
+    }
+    let stats = pool.stats();
+    assert_eq!((stats.evictions, stats.passed_over, stats.pooled_buffers), (1, 0, 2), "{stats}");
+    assert_eq!([pool.take(1 << 16).as_ptr(), addresses[0]].map(|at| at == addresses[2]), [true, false]);
+    assert!(pool.shutdown().completed);
 }

@@ -346,3 +346,29 @@ fn a_block_that_was_never_taken_is_in_the_books_when_it_cannot_be_unregistered()
     assert_eq!((stats.evictions, stats.quarantined_pinned_bytes), (1, LEN));
     rig.finish();
 }
+
+#[test]
+fn a_block_that_is_quarantined_gives_back_the_event_that_it_keeps() {
+    let rig = Rig::with(pinpool::sim::Sim::builder().devices(2).build(), |builder| builder);
+    let second = rig.sim.context(1);
+    rig.context.bind();
+    let (stream, other) = (rig.context.stream(), second.stream());
+    let mut buffer = rig.pinned(LEN);
+    buffer.record_last_use(&stream).unwrap();
+    drop(buffer);
+    rig.sim.run_until_idle();
+    rig.drain();
+    // Its event is of the first device, so another one is made for the second.
+    let mut buffer = rig.pool.take(LEN);
+    buffer.record_last_use(&other).unwrap();
+    rig.sim.fail("cuEventQuery", Fault::once(1));
+    drop(buffer);
+    rig.drain();
+    assert_eq!((rig.pool.stats().quarantined_bytes, rig.sim.calls("cuEventCreate")), (LEN, 2));
+    let mut buffer = rig.pool.take(LEN);
+    buffer.record_last_use(&stream).unwrap();
+    drop(buffer);
+    assert_eq!(rig.sim.calls("cuEventCreate"), 2, "the first one is used again");
+    rig.sim.run_until_idle();
+    rig.finish();
+}

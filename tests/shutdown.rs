@@ -376,3 +376,26 @@ fn what_is_returned_during_a_shutdown_outlives_it() {
     rig.drain();
     rig.finish();
 }
+
+#[test]
+fn what_is_given_up_on_gives_back_the_events_that_it_keeps() {
+    let rig = Rig::with(Sim::new(), |builder| builder.shutdown_timeout(Duration::from_millis(20)));
+    let stream = rig.context.stream();
+    rig.shelve(LEN, 2);
+    let use_two = || {
+        let mut buffers = [rig.pool.take(LEN), rig.pool.take(LEN)];
+        buffers.iter_mut().for_each(|buffer| buffer.record_last_use(&stream).unwrap());
+        drop(buffers);
+        rig.sim.run_until_idle();
+        rig.drain();
+    };
+    use_two();
+    rig.sim.fail(unlock_call(), Fault::hang());
+    rig.pool.trim_to(LEN);
+    until("the lane hangs", || rig.sim.hanging_calls() == 1);
+    assert!(!rig.pool.shutdown().completed);
+    rig.sim.clear_faults();
+    use_two();
+    assert_eq!(rig.sim.calls("cuEventCreate"), 2);
+    rig.finish();
+}

@@ -150,6 +150,9 @@ mod tests {
                 let (block, pinned) = (ready(), step % 3 == 0);
                 let address = block.address();
                 push(&lock, Shelved { block, pinned, since: clock.tick() }, || list.push((address, pinned)));
+                let stack = lock.lock();
+                let room = stack.rest.capacity() - stack.rest.len();
+                assert!(room >= usize::from(stack.filled), "the queue would grow under the lock");
             } else if choice < 15 {
                 let popped = lock.lock().pop();
                 assert_eq!(popped.as_ref().map(|(block, pinned)| (block.address(), *pinned)), list.pop());
@@ -161,5 +164,18 @@ mod tests {
             }
         }
         assert!(list.len() > TOP, "it grew: {}", list.len());
+    }
+
+    #[test]
+    fn the_last_few_lie_beside_the_lock() {
+        let (clock, lock) = (Clock::default(), Mutex::new(Stack::default()));
+        for count in 1..=2 * TOP + 1 {
+            push(&lock, Shelved { block: ready(), pinned: false, since: clock.tick() }, || ());
+            let stack = lock.lock();
+            assert_eq!(usize::from(stack.filled), (count - 1) % TOP + 1, "of {count}");
+            assert_eq!(usize::from(stack.filled) + stack.rest.len(), count);
+        }
+        let mut stack = lock.lock();
+        stack.all().drain(..).for_each(|one| drop(one.block.retire().release(&Driver::host_only())));
     }
 }

@@ -174,6 +174,21 @@ fn every_event_in_the_sources_is_documented_and_the_other_way_round() {
 }
 
 #[test]
+fn what_was_not_written_is_not_said_to_be_zeroed() {
+    let turn = listen();
+    let rig = Rig::new();
+    let mut buffer = rig.pinned(LEN);
+    turn.heard();
+    buffer.set_dirty_len(0);
+    drop(buffer);
+    rig.drain();
+    let heard = turn.heard();
+    let said = names(&heard);
+    assert!(said.contains("shelved") && !said.contains("zeroed"), "{said:?}");
+    rig.finish();
+}
+
+#[test]
 fn each_kind_of_failure_is_a_warning_once_in_a_pool() {
     let turn = listen();
     let rig = Rig::new();
