@@ -2,11 +2,15 @@
 //!
 //! A thread has a number in a thread-local without a destructor, so that a call made while the thread
 //! is exiting still works; what belongs to the number lives in the simulated device. Looking it up takes no
-//! lock, which keeps `cuCtxGetCurrent` as cheap as the real one.
+//! lock while a thread stays with one device, which keeps `cuCtxGetCurrent` as cheap as the real one.
+//!
+//! Each device counts its own threads: a process that makes thousands of devices, each with a few threads, would
+//! otherwise pay at every device for all the threads that there ever were.
 
 use super::calls::Call;
 use parking_lot::Mutex;
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -18,12 +22,16 @@ type Bucket = Box<[OnceLock<Box<Thread>>]>;
 
 /// Grows without moving what it holds.
 pub(super) struct Threads {
+    /// Distinguishes the devices of one process; never 0.
+    id: u64,
+    /// The place of each thread that has called, by its number in the process.
+    places: Mutex<HashMap<usize, usize>>,
     buckets: [OnceLock<Bucket>; BUCKETS],
 }
 
 /// One thread as this driver sees it. Only its own thread changes the contexts and the mode.
 pub(super) struct Thread {
-    /// Distinguishes threads; never 0.
+    /// Distinguishes the threads of one device; never 0.
     pub(super) number: usize,
     /// The handle of the current context, 0 for none.
     pub(super) current: AtomicUsize,
@@ -66,21 +74,23 @@ impl Thread {
 
 impl Threads {
     pub(super) fn new() -> Self {
-        Self { buckets: [const { OnceLock::new() }; BUCKETS] }
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { id, places: Mutex::default(), buckets: [const { OnceLock::new() }; BUCKETS] }
     }
 
     /// The calling thread; allocates at a thread's first call only.
     #[inline]
     pub(super) fn current(&self) -> &Thread {
-        let number = thread_number();
-        let index = number - 1 + FIRST_BUCKET;
+        let place = self.place();
+        let index = place + FIRST_BUCKET;
         let bucket_index = (index / FIRST_BUCKET).ilog2() as usize;
         let bucket_size = FIRST_BUCKET << bucket_index;
         let bucket = self.buckets[bucket_index]
             .get_or_init(|| (0..bucket_size).map(|_| OnceLock::new()).collect::<Vec<_>>().into_boxed_slice());
         bucket[index - bucket_size].get_or_init(|| {
             Box::new(Thread {
-                number,
+                number: place + 1,
                 current: AtomicUsize::new(0),
                 below: Mutex::new(Vec::new()),
                 capture_mode: AtomicU32::new(0),
@@ -91,6 +101,22 @@ impl Threads {
                 quiet_stream: AtomicUsize::new(0),
                 quiet_since: AtomicU64::new(0),
             })
+        })
+    }
+
+    /// The calling thread's place, from 0 on, which it keeps. Remembered for the device that was called last.
+    #[inline]
+    fn place(&self) -> usize {
+        LAST.with(|last| {
+            let (id, place) = last.get();
+            if id == self.id {
+                return place;
+            }
+            let mut places = self.places.lock();
+            let next = places.len();
+            let place = *places.entry(thread_number()).or_insert(next);
+            last.set((self.id, place));
+            place
         })
     }
 
@@ -123,6 +149,11 @@ impl Threads {
         let buckets = self.buckets.iter().filter_map(OnceLock::get);
         buckets.flat_map(|bucket| bucket.iter().filter_map(OnceLock::get)).map(|thread| &**thread)
     }
+}
+
+thread_local! {
+    /// The device that the thread called last, and its place there.
+    static LAST: Cell<(u64, usize)> = const { Cell::new((0, 0)) };
 }
 
 fn thread_number() -> usize {
@@ -159,5 +190,20 @@ mod tests {
         assert_eq!([threads.calls(Call::EventQuery), threads.total_calls()], [0; 2]);
         threads.current().count(Call::EventQuery);
         assert_eq!([threads.calls(Call::EventQuery), threads.total_calls()], [1; 2]);
+    }
+
+    #[test]
+    fn a_device_has_room_for_its_own_threads_only_and_finds_each_again() {
+        let (first, second) = (Threads::new(), Threads::new());
+        std::thread::scope(|scope| {
+            for _ in 0..3 * FIRST_BUCKET {
+                scope.spawn(|| first.current().count(Call::EventQuery));
+            }
+        });
+        let number = second.current().number;
+        assert_eq!(number, 1, "as many as called this device");
+        first.current().count(Call::EventQuery);
+        assert_eq!(second.current().number, number, "after a call of another device");
+        assert_eq!(second.buckets.iter().filter(|bucket| bucket.get().is_some()).count(), 1);
     }
 }
