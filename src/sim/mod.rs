@@ -219,6 +219,11 @@ impl Sim {
         self.core().user_objects.living()
     }
 
+    /// Makes a context current on the calling thread, by its handle, 0 for none; counted nowhere, and met by no fault.
+    pub fn bind(&self, context: usize) {
+        self.core().threads.current().current.store(context, std::sync::atomic::Ordering::Relaxed);
+    }
+
     /// Enqueues an operation that takes this long in real time, and one step on the stepped clock.
     ///
     /// # Panics

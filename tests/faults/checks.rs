@@ -1,5 +1,6 @@
 //! What must hold after every run, whatever failed in it.
 
+use crate::device;
 use crate::points::{Mode, Point};
 use crate::stage::{LEN, PATIENCE, Stage, all_zero};
 use pinpool::{Error, PinnedBuffer, Stats};
@@ -30,13 +31,13 @@ pub struct Outcome {
 pub fn check(stage: Stage) -> Outcome {
     if stage.point.is_some_and(|point| point.is_a_lie()) {
         // The pool believes that the work of that context has ended.
-        stage.sim.take_violations();
+        stage.device.take_violations();
         stage.forget_copies();
     }
     settle_for_good(&stage);
     stage.shut_others_down();
     stage.check_copies();
-    stage.sim.assert_clean();
+    stage.device.assert_clean();
     balanced(&stage);
     check_caller(&stage);
     let aftermath = check_round(&stage);
@@ -52,8 +53,10 @@ pub fn check(stage: Stage) -> Outcome {
 fn settle_for_good(stage: &Stage) {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        stage.sim.run_until_idle();
-        if stage.pool.drain(std::time::Duration::from_millis(3)) {
+        stage.device.run_until_idle();
+        let has_settled = stage.pool.drain(std::time::Duration::from_millis(3));
+        // A buffer of a graph that is gone is let go a moment later.
+        if has_settled && stage.pool.stats().held_buffers == 0 {
             return;
         }
         assert!(Instant::now() < deadline, "the pool never settles: {:#?}", stage.pool.stats());
@@ -64,7 +67,7 @@ fn settle_for_good(stage: &Stage) {
 fn balanced(stage: &Stage) -> Stats {
     let mapped = |stats: &Stats| {
         let idle = stats.pooled_bytes + stats.retiring_bytes + stats.staging_bytes;
-        idle + stats.checked_out_bytes + stats.queued_bytes + stats.quarantined_bytes
+        idle + stats.held_bytes + stats.checked_out_bytes + stats.queued_bytes + stats.quarantined_bytes
     };
     let deadline = Instant::now() + PATIENCE;
     // A pageable block is off the books a moment before it is unmapped; and a pool that is gone, gone a bit later.
@@ -73,8 +76,8 @@ fn balanced(stage: &Stage) -> Stats {
         let books =
             (all.iter().map(mapped).sum::<usize>(), all.iter().map(|stats| stats.registered_bytes).sum());
         // Where registering is refused, the driver's own memory takes the place of both.
-        let of_driver = stage.sim.allocated_host_bytes();
-        let truth = (stage.sim.mapped_bytes() + of_driver, stage.sim.registered_bytes() + of_driver);
+        let of_driver = stage.device.allocated_host_bytes();
+        let truth = (stage.device.mapped_bytes() + of_driver, stage.device.registered_bytes() + of_driver);
         let is_quiet = all.iter().all(|stats| stats.retiring_bytes == 0);
         if (books == truth || !stage.books_are_whole()) && is_quiet {
             break all;
@@ -101,11 +104,11 @@ fn check_caller(stage: &Stage) {
     let is_about = |entry| stage.point.is_some_and(|point| point.entry == entry);
     let everything = stage.point.is_some_and(|point| point.mode == Mode::Everything);
     if !(everything || lasting && (is_about("cuCtxSetCurrent") || is_about("cuCtxGetCurrent"))) {
-        let current = stage.sim.cuda().cu_ctx_get_current();
+        let current = stage.device.cuda().cu_ctx_get_current();
         assert_eq!(current, Ok(stage.context.handle()), "the caller's context was changed");
     }
     if !(everything || lasting && is_about("cuThreadExchangeStreamCaptureMode")) {
-        let mode = stage.sim.cuda().cu_thread_exchange_stream_capture_mode(0);
+        let mode = stage.device.cuda().cu_thread_exchange_stream_capture_mode(0);
         assert_eq!(mode, Ok(0), "the caller's capture mode was changed");
     }
     stage.context.bind();
@@ -134,7 +137,7 @@ fn check_round(stage: &Stage) -> Aftermath {
     assert!(all_zero(&buffer), "old bytes reached a taker");
     let stream = stage.context.stream();
     stage.upload(&mut buffer, &stream, 77);
-    buffer.record_last_use(&stream).expect("a record afterwards");
+    device::record(&mut buffer, &stream).expect("a record afterwards");
     let address = buffer.as_ptr();
     drop(buffer);
     assert!(fresh_of(stage, address), "reused in flight");
@@ -152,7 +155,7 @@ fn check_round(stage: &Stage) -> Aftermath {
 fn fresh_of(stage: &Stage, address: *const u8) -> bool {
     let other: PinnedBuffer = stage.take(LEN).expect("memory");
     // A pageable buffer's copy is over when its call has returned; another pool's end may have waited for it.
-    other.as_ptr() != address || !other.is_pinned() || stage.sim.pending_operations() == 0
+    other.as_ptr() != address || !other.is_pinned() || stage.device.pending_operations() == 0
 }
 
 /// Whether what became of the pool is explained by the fault.
@@ -182,7 +185,7 @@ fn check_shutdown(stage: &Stage) {
     );
     assert_eq!(stats.registered_bytes, stats.quarantined_pinned_bytes, "what is registered is quarantined");
     let quarantined: usize = stage.all_stats().iter().map(|stats| stats.quarantined_bytes).sum();
-    let kept = stage.sim.mapped_bytes() + stage.sim.allocated_host_bytes();
+    let kept = stage.device.mapped_bytes() + stage.device.allocated_host_bytes();
     assert!(kept == quarantined || !stage.books_are_whole(), "what is mapped is quarantined");
     assert_eq!(report.registered_bytes_after, stats.registered_bytes);
     assert_eq!(report.registered_bytes_before, before.registered_bytes);
@@ -229,16 +232,16 @@ fn check_retains(stage: Stage) {
     if leaks_retains || is_quarantined || !stage.books_are_whole() {
         return;
     }
-    let (sim, context) = stage.end();
+    let (device, context) = stage.end();
     let deadline = Instant::now() + PATIENCE;
-    let released = |device| !sim.cuda().cu_device_primary_ctx_get_state(device).unwrap().1;
+    let released = |ordinal| !device.cuda().cu_device_primary_ctx_get_state(ordinal).unwrap().1;
     let keeps_events = |point: Point| {
         let entries = ["cuEventQuery", "cuEventDestroy_v2", "cuCtxSetCurrent", "cuCtxGetCurrent"];
         point.mode == Mode::Everything || entries.contains(&point.entry)
     };
     if !point.is_some_and(keeps_events) {
-        while sim.live_events() > 0 {
-            assert!(Instant::now() < deadline, "{} events are left", sim.live_events());
+        while device.live_events() > 0 {
+            assert!(Instant::now() < deadline, "{} events are left", device.live_events());
             std::thread::yield_now();
         }
     }

@@ -19,7 +19,7 @@ pub fn take_pinned(stage: &Stage) {
             let stream = stage.context.stream();
             stage.upload(&mut buffer, &stream, 3);
             stage.record(&mut buffer, &stream);
-            stage.sim.run_until_idle();
+            stage.device.run_until_idle();
         }
         stage.settle();
     }
@@ -32,7 +32,7 @@ pub fn take_pinned_returned(stage: &Stage) {
     stage.record(&mut buffer, &stream);
     let cleaner = stage.pool.hold_cleaner();
     drop(buffer);
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     let again = pinned(stage);
     drop(cleaner);
     drop(again);
@@ -103,7 +103,7 @@ pub fn keeps_nothing(stage: &Stage) {
         let Some(mut buffer) = stage.take(LEN) else { continue };
         stage.upload(&mut buffer, &stream, seed);
         stage.record(&mut buffer, &stream);
-        stage.sim.run_until_idle();
+        stage.device.run_until_idle();
         drop(buffer);
         stage.settle();
     }
@@ -117,7 +117,7 @@ pub fn restart(stage: &Stage) {
         if let Some(mut buffer) = stage.warm(LEN) {
             stage.upload(&mut buffer, &stream, seed);
             stage.record(&mut buffer, &stream);
-            stage.sim.run_until_idle();
+            stage.device.run_until_idle();
         }
         stage.shutdown();
     }
@@ -139,7 +139,7 @@ pub fn shutdown_in_flight(stage: &Stage) {
     let out = buffers.pop();
     let cleaner = stage.pool.hold_cleaner();
     drop(buffers);
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     drop(cleaner);
     stage.shutdown();
     drop(out);
@@ -156,11 +156,11 @@ pub fn last_handle(stage: &Stage) {
     if let Ok(mut buffer) = first {
         stage.upload(&mut buffer, &stream, 1);
         stage.record(&mut buffer, &stream);
-        stage.sim.run_until_idle();
+        stage.device.run_until_idle();
     }
     drop(pool);
     drop(second);
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     stage.settle();
     stage.a_pool_has_gone();
 }
@@ -174,7 +174,7 @@ pub fn two_pools(stage: &Stage) {
         if let Ok(mut buffer) = pool.try_take(LEN) {
             stage.upload(&mut buffer, &stream, 1);
             stage.record(&mut buffer, &stream);
-            stage.sim.run_until_idle();
+            stage.device.run_until_idle();
         }
     }
     stage.settle();
@@ -184,7 +184,8 @@ pub fn two_pools(stage: &Stage) {
 }
 
 fn second_pool(stage: &Stage) -> PinnedPool {
-    let builder = PinnedPool::builder().driver(stage.sim.driver()).harvest_wait_limit(crate::stage::PATIENCE);
+    let builder =
+        PinnedPool::builder().driver(stage.device.driver()).harvest_wait_limit(crate::stage::PATIENCE);
     builder.thread_name(stage.name()).shutdown_timeout(stage.patience()).build().unwrap()
 }
 
@@ -212,7 +213,7 @@ pub fn classes(stage: &Stage) {
     }
     let cleaner = stage.pool.hold_cleaner();
     drop(buffers);
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     drop(cleaner);
     stage.settle();
 }

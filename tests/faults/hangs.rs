@@ -1,11 +1,11 @@
 //! A driver call that does not return holds up no taker and no dropper, and no shutdown for longer than its bound.
 #![allow(unsafe_code)] // `assume_quiescent` is a promise; nothing of the takers' is ever copied.
 
+use crate::device::{self, Device, NOTHING};
+use crate::kind::Kind;
 use crate::points::OF_THE_POOL;
 use crate::stage::{LEN, PATIENCE, all_zero};
 use pinpool::PinnedPool;
-use pinpool::sim::{Fault, Sim};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -21,22 +21,14 @@ const ROUNDS: usize = 100;
 /// does the thread that takes or drops.
 const THREAD_LOCAL: [&str; 2] = ["cuCtxGetCurrent", "cuThreadExchangeStreamCaptureMode"];
 
-#[test]
-fn a_hanging_call_blocks_no_take_no_drop_and_no_shutdown() {
-    let hung = Mutex::new(Vec::new());
-    std::thread::scope(|scope| {
-        for entry in OF_THE_POOL.iter().filter(|entry| entry.starts_with("cu")) {
-            for warm in [false, true] {
-                let hung = &hung;
-                scope.spawn(move || {
-                    if with_a_hanging(entry, warm) {
-                        hung.lock().unwrap().push(*entry);
-                    }
-                });
-            }
-        }
-    });
-    let mut hung = hung.into_inner().unwrap();
+/// Which entry point hangs, and whether the pool knows a context and has page-locked blocks by then.
+pub fn cases() -> impl Iterator<Item = (&'static str, bool)> {
+    let entries = OF_THE_POOL.iter().filter(|entry| entry.starts_with("cu"));
+    entries.flat_map(|entry| [(*entry, false), (*entry, true)])
+}
+
+/// Says what hung, once each, and that it was enough to show something.
+pub fn report(mut hung: Vec<&'static str>) {
     hung.sort_unstable();
     hung.dedup();
     println!("hangs: {} entry points hung under the pool: {}", hung.len(), hung.join(" "));
@@ -48,10 +40,11 @@ fn a_hanging_call_blocks_no_take_no_drop_and_no_shutdown() {
 }
 
 /// Runs a pool into a call that hangs; whether one did.
-fn with_a_hanging(entry: &str, warm: bool) -> bool {
-    let sim = Sim::builder().devices(2).mapping_check(false).build();
-    let context = sim.context(0);
-    let pool = PinnedPool::builder().driver(sim.driver()).shutdown_timeout(SHUTDOWN_TIMEOUT).build().unwrap();
+pub fn with_a_hanging(entry: &str, warm: bool) -> bool {
+    let device = device::make(Kind::Ordinary, NOTHING);
+    let context = device.context(0);
+    let pool =
+        PinnedPool::builder().driver(device.driver()).shutdown_timeout(SHUTDOWN_TIMEOUT).build().unwrap();
     let stream = context.stream();
     if warm {
         drop([pool.take(LEN), pool.take(LEN), pool.take(LEN)]);
@@ -59,15 +52,15 @@ fn with_a_hanging(entry: &str, warm: bool) -> bool {
     }
     let (mut recorded, unrecorded, kept) = (pool.take(LEN), pool.take(LEN), pool.take(LEN));
     if warm {
-        recorded.record_last_use(&stream).unwrap();
+        device::record(&mut recorded, &stream).unwrap();
         drop(kept);
         assert!(pool.drain(PATIENCE));
-        sim.run_until_idle();
+        device.run_until_idle();
     } else {
         // Nothing is known of any context yet.
         quiet(kept);
     }
-    sim.fail(entry, Fault::hang());
+    device::hang(&device, entry);
     // Everything that may bring a thread of the pool into the driver.
     let asks_at_a_drop = THREAD_LOCAL.contains(&entry);
     match warm || !asks_at_a_drop {
@@ -81,26 +74,26 @@ fn with_a_hanging(entry: &str, warm: bool) -> bool {
     quiet(pool.take(2 * LEN));
     pool.trim_to(0);
     let deadline = Instant::now() + Duration::from_millis(100);
-    while sim.hanging_calls() == 0 && Instant::now() < deadline {
+    while device.hanging_calls() == 0 && Instant::now() < deadline {
         std::thread::yield_now();
     }
-    if sim.hanging_calls() > 0 {
+    if device.hanging_calls() > 0 {
         // Until then a take may ask the driver too, and wait with the others.
         std::thread::sleep(ANSWER_IS_LATE_AFTER);
     }
-    if sim.hanging_calls() > 0 && !THREAD_LOCAL.contains(&entry) {
+    if device.hanging_calls() > 0 && !THREAD_LOCAL.contains(&entry) {
         takers_go_on(&pool, entry);
     }
     let started = Instant::now();
     let report = pool.shutdown();
     assert!(started.elapsed() < SHUTDOWN_TIMEOUT + GRACE, "{entry}: {:?} {report:?}", started.elapsed());
-    let has_hung = sim.hanging_calls() > 0;
+    let has_hung = device.hanging_calls() > 0;
     let stats = pool.stats();
     assert!(stats.is_balanced(), "{entry}, warm {warm}: {stats:#?}");
     assert_eq!(report.checked_out_buffers, 0);
-    sim.clear_faults();
-    sim.run_until_idle();
-    goes_on(&sim, &pool, entry);
+    device.clear_faults();
+    device.run_until_idle();
+    goes_on(&device, &pool, entry);
     has_hung
 }
 
@@ -137,22 +130,22 @@ fn takers_go_on(pool: &PinnedPool, entry: &str) {
 }
 
 /// When the call has returned after all, everything is in the books, and the pool is as good as before.
-fn goes_on(sim: &Sim, pool: &PinnedPool, entry: &str) {
+fn goes_on(device: &Device, pool: &PinnedPool, entry: &str) {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        sim.run_until_idle();
+        device.run_until_idle();
         let stats = pool.stats();
         let kept = stats.pooled_bytes + stats.retiring_bytes + stats.queued_bytes + stats.quarantined_bytes;
-        let settled = stats.queued_buffers == 0 && stats.retiring_bytes == 0 && sim.hanging_calls() == 0;
-        if settled && stats.is_balanced() && sim.mapped_bytes() == kept {
+        let settled = stats.queued_buffers == 0 && stats.retiring_bytes == 0 && device.hanging_calls() == 0;
+        if settled && stats.is_balanced() && device.mapped_bytes() == kept {
             break;
         }
-        assert!(Instant::now() < deadline, "{entry}: {} bytes are mapped: {stats:#?}", sim.mapped_bytes());
+        assert!(Instant::now() < deadline, "{entry}: {} bytes are mapped: {stats:#?}", device.mapped_bytes());
         std::thread::yield_now();
     }
     drop(pool.take(LEN));
     assert!(pool.drain(PATIENCE), "{entry}: the pool does not go on: {:#?}", pool.stats());
     assert!(pool.take(LEN).is_pinned(), "{entry}: {:#?}", pool.stats());
     assert!(pool.drain(PATIENCE));
-    sim.assert_clean();
+    device.assert_clean();
 }

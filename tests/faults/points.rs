@@ -27,7 +27,13 @@ pub const OF_THE_POOL: &[&str] = &[
     "cuPointerGetAttribute",
     "cuStreamIsCapturing",
     "cuStreamGetId",
-    "cuStreamGetCaptureInfo",
+    "cuStreamGetCaptureInfo_v2",
+    "cuUserObjectCreate",
+    "cuUserObjectRelease",
+    "cuGraphRetainUserObject",
+    "cuMemAllocManaged",
+    "cuMemAdvise_v2",
+    "cuMemFree_v2",
     "cuEventCreate",
     "cuEventRecord",
     "cuEventQuery",
@@ -96,8 +102,40 @@ pub fn relevant(called: Vec<(&'static str, u64)>) -> Vec<(&'static str, u64)> {
     called.into_iter().filter(|(entry, _)| OF_THE_POOL.contains(entry)).collect()
 }
 
+/// Which of the ways to fail are run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Choice {
+    /// Every code at every call.
+    All,
+    /// The codes are spread over the calls, beginning with that number.
+    Spread(u64),
+}
+
+impl Choice {
+    /// What `PINPOOL_FAULTS` and `PINPOOL_FAULTS_SEED` say; another seed at each run otherwise.
+    pub fn of_the_environment() -> Self {
+        if std::env::var("PINPOOL_FAULTS").is_ok_and(|value| value == "all") {
+            return Self::All;
+        }
+        let chance = || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| u64::from(since.subsec_micros()));
+        let seed = std::env::var("PINPOOL_FAULTS_SEED").ok();
+        Self::Spread(seed.map_or_else(chance, |seed| seed.parse().expect("PINPOOL_FAULTS_SEED is a number")))
+    }
+}
+
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::All => f.write_str("every point with every code"),
+            Self::Spread(seed) => {
+                write!(f, "PINPOOL_FAULTS_SEED={seed}; PINPOOL_FAULTS=all runs every point with every code")
+            }
+        }
+    }
+}
+
 /// The ways in which one call fails: all of them, or as many as go through all codes from call to call.
-pub fn ways(entry: &'static str, nth: u64, number: usize, all: bool) -> Vec<Point> {
+pub fn ways(entry: &'static str, nth: u64, number: usize, choice: Choice) -> Vec<Point> {
     let point = |mode, code| Point { entry, nth, code, mode };
     if point(Mode::Once, 2).is_of_the_system() {
         return vec![point(Mode::Once, 2), point(Mode::Forever, 2)];
@@ -105,10 +143,12 @@ pub fn ways(entry: &'static str, nth: u64, number: usize, all: bool) -> Vec<Poin
     // Pending is an answer of a query's only once: the next look asks again.
     let codes = |mode| CODES.into_iter().map(move |code| point(mode, code));
     let endings = ENDING_CODES.into_iter().map(|code| point(Mode::Everything, code));
-    if all {
+    let Choice::Spread(seed) = choice else {
         return codes(Mode::Once).chain(codes(Mode::Forever)).chain(endings).collect();
-    }
-    let pick = |offset: usize| CODES[(number + offset) % CODES.len()];
+    };
+    // Not the same codes for the same call, although the numbers of the points hardly change from run to run.
+    let number = number.wrapping_add(seed as usize);
+    let pick = |offset: usize| CODES[number.wrapping_add(offset) % CODES.len()];
     vec![
         point(Mode::Once, pick(0)),
         point(Mode::Once, pick(5)),

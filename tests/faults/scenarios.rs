@@ -2,12 +2,17 @@
 //!
 //! A scenario goes on after an error as a careful caller would; what must hold then is checked in `checks.rs`.
 
+use crate::device::NOTHING;
+use crate::kind::Kind;
 use crate::stage::{LEN, Settings, Stage};
-use pinpool::PoolBuilder;
-use pinpool::sim::SimBuilder;
+use pinpool::{Backing, PoolBuilder};
 
+#[path = "backends.rs"]
+mod backends;
 #[path = "callers_memory.rs"]
 mod callers_memory;
+#[path = "captures.rs"]
+mod captures;
 #[path = "governing.rs"]
 mod governing;
 #[path = "unrecorded.rs"]
@@ -15,7 +20,9 @@ mod unrecorded;
 #[path = "waiting.rs"]
 mod waiting;
 
+use backends::{device_preferred, host_pinned, registered};
 use callers_memory::*;
+use captures::*;
 use governing::*;
 use unrecorded::*;
 use waiting::*;
@@ -27,34 +34,24 @@ pub struct Scenario {
 }
 
 const fn plain(name: &'static str, play: fn(&Stage)) -> Scenario {
-    with(name, |sim| sim, |pool| pool, play)
+    with(name, Kind::Ordinary, |pool| pool, play)
 }
 
 const fn with(
     name: &'static str,
-    sim: fn(SimBuilder) -> SimBuilder,
+    device: Kind,
     pool: fn(PoolBuilder) -> PoolBuilder,
     play: fn(&Stage),
 ) -> Scenario {
-    Scenario { name, settings: Settings { sim, pool, two_devices: false }, play }
+    Scenario { name, settings: Settings { device, pool, own: NOTHING, two_devices: false }, play }
 }
 
 const fn two_devices(name: &'static str, play: fn(&Stage)) -> Scenario {
-    let settings = Settings { sim: as_it_is, pool: as_it_is, two_devices: true };
+    let settings = Settings { device: Kind::Ordinary, pool: as_it_is, own: NOTHING, two_devices: true };
     Scenario { name, settings, play }
 }
 
-/// A device that reads pageable memory itself.
-fn reads_pageable(sim: SimBuilder) -> SimBuilder {
-    sim.attribute(88, 1)
-}
-
-/// A device without support for registering, as some small ones are, or under confidential computing.
-fn refuses_to_register(sim: SimBuilder) -> SimBuilder {
-    sim.attribute(99, 0)
-}
-
-fn as_it_is<T>(settings: T) -> T {
+fn as_it_is(settings: PoolBuilder) -> PoolBuilder {
     settings
 }
 
@@ -69,8 +66,8 @@ pub const SCENARIOS: &[Scenario] = &[
     two_devices("a drop without a record, with a second context at work", unrecorded_two_contexts),
     plain("a drop without a record in a context of its own", unrecorded_own_context),
     plain("a drop on a thread without a context", unrecorded_bare_thread),
-    with("a pageable drop, read by the device", reads_pageable, as_it_is, pageable_drop),
-    with("pageable copies that are recorded", reads_pageable, as_it_is, pageable_recorded),
+    with("a pageable drop, read by the device", Kind::ReadsPageable, as_it_is, pageable_drop),
+    with("pageable copies that are recorded", Kind::ReadsPageable, as_it_is, pageable_recorded),
     plain("a harvest", harvest),
     plain("a harvest of one of several", harvest_of_several),
     plain("a copy to the host", download),
@@ -81,18 +78,24 @@ pub const SCENARIOS: &[Scenario] = &[
     plain("prewarm", prewarm),
     plain("take_pinned", take_pinned),
     plain("take_pinned of what was returned", take_pinned_returned),
-    with("the ceiling makes room", as_it_is, |pool| pool.max_registered_bytes(4 * LEN), ceiling),
-    with("eviction by the cap", as_it_is, |pool| pool.max_pooled_bytes(4 * LEN), evictions),
+    with("the ceiling makes room", Kind::Ordinary, |pool| pool.max_registered_bytes(4 * LEN), ceiling),
+    with("eviction by the cap", Kind::Ordinary, |pool| pool.max_pooled_bytes(4 * LEN), evictions),
     plain("a lower cap, a trim, a clear", lower_cap),
-    with("nothing is kept", as_it_is, |pool| pool.max_pooled_bytes(0), keeps_nothing),
-    with("memory of the driver's", refuses_to_register, as_it_is, recorded_hit),
+    with("nothing is kept", Kind::Ordinary, |pool| pool.max_pooled_bytes(0), keeps_nothing),
+    with("memory of the driver's", Kind::RefusesToRegister, as_it_is, recorded_hit),
     with(
         "memory of the driver's, and little of it",
-        refuses_to_register,
+        Kind::RefusesToRegister,
         |pool| pool.max_pooled_bytes(4 * LEN),
         evictions,
     ),
-    with("memory of the driver's, by name", refuses_to_register, as_it_is, take_pinned),
+    with(
+        "memory of the driver's, by choice",
+        Kind::Ordinary,
+        |pool| pool.backing(Backing::HostPinned),
+        recorded_hit,
+    ),
+    with("memory of the driver's, by name", Kind::RefusesToRegister, as_it_is, take_pinned),
     plain("shutdown and restart", restart),
     plain("shutdown with work in flight", shutdown_in_flight),
     plain("the last handle goes", last_handle),
@@ -103,6 +106,11 @@ pub const SCENARIOS: &[Scenario] = &[
     plain("memory of the caller's, given back", unpinned_vec),
     plain("held context waits", held_waits),
     plain("several classes at once", classes),
+    plain("a buffer that a graph reads", captured),
+    plain("a context that ends", ended_context),
+    plain("a backend: page-locked memory of the driver's", host_pinned),
+    plain("a backend: managed memory", device_preferred),
+    plain("a backend: registered memory", registered),
 ];
 
 fn first_return(stage: &Stage) {
@@ -125,7 +133,7 @@ fn recorded_hit(stage: &Stage) {
         drop(buffer);
         // Work in flight, a taker, and then the end of the work.
         drop(stage.take(LEN));
-        stage.sim.run_until_idle();
+        stage.device.run_until_idle();
         drop(cleaner);
         stage.settle();
     }
@@ -142,9 +150,9 @@ fn two_streams(stage: &Stage) {
     streams[0].hold();
     let cleaner = stage.pool.hold_cleaner();
     drop(buffer);
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     streams[0].release();
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     drop(cleaner);
     stage.settle();
 }
@@ -163,7 +171,7 @@ fn two_contexts(stage: &Stage) {
         }
         let cleaner = stage.pool.hold_cleaner();
         drop(buffer);
-        stage.sim.run_until_idle();
+        stage.device.run_until_idle();
         drop(cleaner);
         stage.settle();
     }
@@ -176,10 +184,10 @@ fn many_records(stage: &Stage) {
         stage.upload_as_it_is(&buffer, &stream);
         stage.record(&mut buffer, &stream);
         if seed == 6 {
-            stage.sim.run_until_idle();
+            stage.device.run_until_idle();
         }
     }
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     drop(buffer);
     stage.settle();
 }
@@ -194,7 +202,7 @@ fn default_stream(stage: &Stage) {
     stage.context.bind();
     // The caller's context is another one, which it must have again afterwards.
     stage.record(&mut buffer, &stream);
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     drop(buffer);
     stage.settle();
 }

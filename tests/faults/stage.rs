@@ -1,10 +1,11 @@
 //! One run of a scenario: a simulated device in steps, a pool on it, and what its copies have to bring about.
 #![allow(unsafe_code)] // Enqueueing a copy promises that the memory stays valid until it is done.
 
+use crate::device::{self, Context, Device, Memory, Own, Stream};
+use crate::kind::Kind;
 use crate::points::{Mode, Point};
 use pinpool::pin::Pinned;
-use pinpool::sim::{Fault, Sim, SimBuffer, SimContext, SimStream};
-use pinpool::{AsStream, Error, PinnedBuffer, PinnedPool, PoolBuilder, Stats};
+use pinpool::{Error, PinnedBuffer, PinnedPool, PoolBuilder, Stats};
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
@@ -20,24 +21,27 @@ pub const STUCK: Duration = Duration::from_millis(15);
 
 /// What a scenario's device and pool are like.
 pub struct Settings {
-    pub sim: fn(pinpool::sim::SimBuilder) -> pinpool::sim::SimBuilder,
+    pub device: Kind,
     pub pool: fn(PoolBuilder) -> PoolBuilder,
     /// Whether the application uses the second device too.
     pub two_devices: bool,
+    /// What else it has; see `device.rs`.
+    pub own: Own,
 }
 
 pub struct Stage {
     pub pool: PinnedPool,
     copies: RefCell<Vec<Copied>>,
-    pub context: SimContext,
+    pub context: Context,
     /// The second device's, where the scenario has one; not the calling thread's.
-    other: Option<SimContext>,
-    pub sim: Sim,
+    other: Option<Context>,
+    pub device: Device,
     /// What shall fail.
     pub point: Option<Point>,
     name: String,
     /// A context that the scenario made, to be destroyed at the end; 0 for none.
     own_context: Cell<usize>,
+    at_the_end: RefCell<Vec<AtTheEnd>>,
     /// Further pools of the scenario, which are shut down.
     others: RefCell<Vec<PinnedPool>>,
     /// False once a pool is gone whose books nobody can read any more.
@@ -46,49 +50,45 @@ pub struct Stage {
     has_shut_down: Cell<bool>,
 }
 
+type AtTheEnd = Box<dyn FnOnce(&Device)>;
+
 /// A copy that the driver took, and what it has to bring to the device.
 struct Copied {
-    device: SimBuffer,
+    device: Memory,
     expected: Vec<u8>,
 }
 
 impl Stage {
     /// `name` is that of the pool's thread, so that a panic there is known to be this run's.
     pub fn new(settings: &Settings, name: &str, point: Option<Point>) -> Self {
-        let sim = (settings.sim)(Sim::builder().devices(2).mapping_check(false)).build();
-        let other = settings.two_devices.then(|| sim.context(1));
-        let context = sim.context(0);
+        let device = device::make(settings.device, settings.own);
+        let other = settings.two_devices.then(|| device.context(1));
+        let context = device.context(0);
         // A cleaner that is taken off its core in mid-move must not make a take give up on it.
-        let builder = PinnedPool::builder().driver(sim.driver()).harvest_wait_limit(PATIENCE);
+        let builder = PinnedPool::builder().driver(device.driver()).harvest_wait_limit(PATIENCE);
         let stuck = point.is_some_and(|point| point.may_stick());
         let timeout = if stuck { STUCK } else { PATIENCE };
         let builder = builder.shutdown_timeout(timeout).thread_name(name);
         let pool = (settings.pool)(builder).build().unwrap();
-        sim.reset_calls();
+        device.reset_calls();
         if point.is_some_and(|point| point.is_a_lie()) {
-            sim.expect_violations();
+            device.expect_violations();
         }
-        if let Some(Point { entry, nth, code, mode }) = point {
-            sim.fail(
-                entry,
-                match mode {
-                    Mode::Once => Fault::nth(nth, code),
-                    Mode::Forever => Fault::from_nth(nth, code),
-                    Mode::Everything => Fault::ends_everything(nth, code),
-                },
-            );
+        if let Some(point) = point {
+            device::fail(&device, point);
         }
         Self {
             pool,
             copies: RefCell::default(),
             context,
             other,
-            sim,
+            device,
             point,
             has_shut_down: Cell::new(false),
             name: name.into(),
             own_context: Cell::new(0),
             others: RefCell::default(),
+            at_the_end: RefCell::default(),
             books_are_whole: Cell::new(true),
         }
     }
@@ -122,22 +122,22 @@ impl Stage {
     }
 
     /// Fills the buffer and enqueues a copy of all of it; the device must get these bytes and no others.
-    pub fn upload(&self, buffer: &mut PinnedBuffer, stream: &SimStream, seed: u8) {
+    pub fn upload(&self, buffer: &mut PinnedBuffer, stream: &Stream, seed: u8) {
         let bytes = pattern(seed, buffer.len());
         buffer.copy_from_slice(&bytes);
         self.upload_as_it_is(buffer, stream);
     }
 
     /// As [`Self::upload`], without a write before.
-    pub fn upload_as_it_is(&self, buffer: &PinnedBuffer, stream: &SimStream) {
+    pub fn upload_as_it_is(&self, buffer: &PinnedBuffer, stream: &Stream) {
         self.upload_slice(buffer, stream);
     }
 
     /// Enqueues a copy of memory that a pool or a caretaker keeps until it is done.
-    pub fn upload_slice(&self, buffer: &[u8], stream: &SimStream) {
+    pub fn upload_slice(&self, buffer: &[u8], stream: &Stream) {
         let device = stream.context().alloc(buffer.len());
         let expected = buffer.to_vec();
-        let cuda = self.sim.cuda();
+        let cuda = self.device.cuda();
         // SAFETY: the buffer is handed back to the pool, whose promise is that the memory stays valid and
         // unchanged until the copy is done; the simulated device checks that promise.
         let taken = unsafe {
@@ -149,21 +149,20 @@ impl Stage {
     }
 
     /// Enqueues a copy of a fresh buffer of the device into the buffer; gives the bytes that must arrive.
-    pub fn download(&self, buffer: &mut PinnedBuffer, stream: &SimStream) -> Option<Vec<u8>> {
-        let device = stream.context().alloc(buffer.len());
-        let bytes = device.read();
+    pub fn download(&self, buffer: &mut PinnedBuffer, stream: &Stream) -> Option<Vec<u8>> {
+        let (device, bytes) = device::fresh(stream.context(), buffer.len());
         let len = buffer.len();
         let to = buffer.as_mut_ptr();
         // SAFETY: as in `upload_as_it_is`; nobody reads the buffer before the copy is done.
         let taken =
-            unsafe { self.sim.cuda().cu_memcpy_dtoh_async(to, device.address(), len, stream.handle()) };
+            unsafe { self.device.cuda().cu_memcpy_dtoh_async(to, device.address(), len, stream.handle()) };
         self.copies.borrow_mut().push(Copied { expected: bytes.clone(), device });
         taken.is_ok().then_some(bytes)
     }
 
     /// Records, and forgives what the fault of this run explains.
-    pub fn record(&self, buffer: &mut PinnedBuffer, stream: &impl AsStream) -> bool {
-        match buffer.record_last_use(stream) {
+    pub fn record(&self, buffer: &mut PinnedBuffer, stream: &Stream) -> bool {
+        match device::record(buffer, stream) {
             Ok(()) => true,
             Err(error) => {
                 self.explain(&error);
@@ -172,8 +171,8 @@ impl Stage {
         }
     }
 
-    pub fn record_pinned(&self, pinned: &mut Pinned<Vec<u8>>, stream: &SimStream) {
-        if let Err(error) = pinned.record_last_use(stream) {
+    pub fn record_pinned(&self, pinned: &mut Pinned<Vec<u8>>, stream: &Stream) {
+        if let Err(error) = device::record_pinned(pinned, stream) {
             self.explain(&error);
         }
     }
@@ -181,18 +180,19 @@ impl Stage {
     /// What callers pinned and let go is no longer registered, unless the driver would not have it so.
     pub fn settle_callers_memory(&self) {
         let deadline = Instant::now() + if self.point.is_some() { STUCK } else { PATIENCE };
-        while self.sim.registered_bytes() > 0 && Instant::now() < deadline {
-            self.sim.run_until_idle();
+        while self.device.registered_bytes() > 0 && Instant::now() < deadline {
+            self.device.run_until_idle();
             assert!(self.point.is_some() || Instant::now() < deadline, "it stays registered");
             std::thread::yield_now();
         }
-        if self.sim.registered_bytes() > 0 {
+        if self.device.registered_bytes() > 0 {
             self.forget_registrations();
         }
     }
 
     /// What keeps the caller's memory page-locked is gone at its end, with what it could not give back.
     pub fn has_a_caretaker(&self) {
+        device::has_caretaker();
         if self.point.is_some_and(|point| point.mode != Mode::Once) {
             self.a_pool_has_gone();
         }
@@ -220,7 +220,7 @@ impl Stage {
     pub fn settle(&self) -> bool {
         let deadline = Instant::now() + if self.may_stick() { STUCK } else { PATIENCE };
         loop {
-            self.sim.run_until_idle();
+            self.device.run_until_idle();
             if self.pool.drain(Duration::from_millis(3)) {
                 return true;
             }
@@ -234,7 +234,7 @@ impl Stage {
     /// A shutdown in the middle: bounded, and its report agrees with the statistics.
     pub fn shutdown(&self) {
         self.has_shut_down.set(true);
-        self.sim.run_until_idle();
+        self.device.run_until_idle();
         let started = Instant::now();
         let report = self.pool.shutdown();
         let stats = self.pool.stats();
@@ -245,7 +245,7 @@ impl Stage {
         assert!(report.quarantined_bytes <= stats.quarantined_bytes);
     }
 
-    pub fn other(&self) -> &SimContext {
+    pub fn other(&self) -> &Context {
         self.other.as_ref().expect("a scenario of two devices")
     }
 
@@ -297,8 +297,29 @@ impl Stage {
     }
 
     /// Lets go of the pools and of the application's device memory.
-    pub fn end(self) -> (Sim, SimContext) {
-        (self.sim, self.context)
+    pub fn end(self) -> (Device, Context) {
+        device::let_go(&self.context);
+        (self.device, self.context)
+    }
+
+    /// Done when nothing fails any more, as an application ends what it could not end before.
+    pub fn at_the_end_of_faults(&self, action: impl FnOnce(&Device) + 'static) {
+        self.at_the_end.borrow_mut().push(Box::new(action));
+    }
+
+    /// Nothing fails any more.
+    pub fn end_faults(&self) {
+        self.device.clear_faults();
+        for action in self.at_the_end.take() {
+            action(&self.device);
+        }
+        device::forgive(&self.context);
+    }
+
+    /// A copy that the driver took otherwise: what it has to bring.
+    #[allow(dead_code)] // Only cudarc takes copies by itself.
+    pub fn expect(&self, device: Memory, expected: Vec<u8>) {
+        self.copies.borrow_mut().push(Copied { device, expected });
     }
 
     pub fn forget_copies(&self) {

@@ -1,18 +1,14 @@
-//! Runs every scenario without a fault, and then once for each of its driver calls and each way to fail.
+//! Runs a scenario without a fault, and then once for each of its driver calls and each way to fail.
 
 use crate::checks::{Aftermath, Outcome, check, is_promised};
-use crate::points::{Point, relevant, ways};
-use crate::scenarios::{SCENARIOS, Scenario};
+use crate::points::{Choice, Point, relevant, ways};
+use crate::scenarios::Scenario;
 use crate::stage::Stage;
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Runs side by side; most of a run's time is spent waiting for a thread to be started or woken.
-const WORKERS: usize = 4;
 
 /// A run that takes so long is worth a look: something was waited for in vain.
 const SLOW: Duration = Duration::from_secs(1);
@@ -20,13 +16,7 @@ const SLOW: Duration = Duration::from_secs(1);
 /// Panics of other threads than the test's own, with the names of the threads.
 static PANICS: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
-/// What one run was, and what was wrong with it.
-struct Failure {
-    run: String,
-    problem: String,
-}
-
-fn catch_panics_of_threads() {
+pub fn catch_panics_of_threads() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         std::panic::set_hook(Box::new(|panic| {
@@ -49,7 +39,7 @@ fn text_of(payload: &dyn Any) -> &str {
 }
 
 /// One run. The name is that of the pool's threads.
-fn run(
+pub fn run(
     scenario: &Scenario,
     point: Option<Point>,
     name: &str,
@@ -58,8 +48,8 @@ fn run(
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         let stage = Stage::new(&scenario.settings, name, point);
         (scenario.play)(&stage);
-        called = stage.sim.called();
-        stage.sim.clear_faults();
+        called = stage.device.called();
+        stage.end_faults();
         check(stage)
     }));
     let mut panics = PANICS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,108 +67,87 @@ fn run(
     (result, called)
 }
 
+/// What shall be run, and what it covers.
 #[derive(Default)]
-struct Tally {
-    runs: usize,
+pub struct Plan {
+    pub jobs: Vec<(&'static Scenario, Point)>,
+    pub points: usize,
+    pub entries: BTreeSet<&'static str>,
+}
+
+impl Plan {
+    /// Plays the scenario without a fault, and adds a job for each of its calls and each way to fail.
+    ///
+    /// # Panics
+    /// When the scenario fails although nothing else does.
+    pub fn add(&mut self, scenario: &'static Scenario, choice: Choice) {
+        let (result, called) = run(scenario, None, "faults-none");
+        if let Err(problem) = result {
+            // Printed, because the hook above keeps what panics say to itself.
+            println!("{} without a fault: {problem}", scenario.name);
+            panic!("nothing failed, and yet something did");
+        }
+        for (entry, count) in relevant(called) {
+            self.entries.insert(entry);
+            for nth in 1..=count {
+                let ways = ways(entry, nth, self.points, choice);
+                self.jobs.extend(ways.into_iter().map(|point| (scenario, point)));
+                self.points += 1;
+            }
+        }
+    }
+
+    pub fn codes(&self) -> BTreeSet<u32> {
+        self.jobs.iter().map(|(_, point)| point.code).collect()
+    }
+}
+
+/// What became of the runs.
+#[derive(Default)]
+pub struct Tally {
+    pub runs: usize,
     /// The fault's call was not made this time.
-    missed: usize,
-    failures: Vec<Failure>,
-    aftermaths: BTreeMap<&'static str, usize>,
-    leaking_runs: usize,
+    pub missed: usize,
+    pub failures: usize,
+    pub aftermaths: BTreeMap<&'static str, usize>,
+    pub leaking_runs: usize,
 }
 
 impl Tally {
-    fn add(&mut self, run: String, struck: bool, result: Result<Outcome, String>) {
-        self.runs += 1;
-        self.missed += usize::from(!struck);
+    /// Runs a job and adds what became of it; `name` is that of the pool's threads.
+    pub fn run(tally: &Mutex<Self>, (scenario, point): (&Scenario, Point), name: &str) {
+        let began = Instant::now();
+        if std::env::var_os("PINPOOL_FAULTS_TRACE").is_some() {
+            eprintln!("{name} {} with {point:?}", scenario.name);
+        }
+        let (result, called) = run(scenario, Some(point), name);
+        if began.elapsed() > SLOW {
+            println!("slow: {} with {point:?}: {:?}", scenario.name, began.elapsed());
+        }
+        let struck = called.iter().any(|(entry, count)| *entry == point.entry && *count >= point.nth);
+        let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+        tally.runs += 1;
+        tally.missed += usize::from(!struck);
         match result {
             Ok(outcome) => {
-                self.leaking_runs += usize::from(outcome.quarantined_bytes > 0);
-                let name = match outcome.aftermath {
-                    Aftermath::Usable => "usable",
-                    Aftermath::Lost => "device lost",
-                    Aftermath::Pauses => "pausing",
-                    Aftermath::Unsupported => "without page-locking",
-                    Aftermath::Full => "at its ceiling",
-                };
-                *self.aftermaths.entry(name).or_default() += 1;
+                tally.leaking_runs += usize::from(outcome.quarantined_bytes > 0);
+                *tally.aftermaths.entry(in_words(outcome.aftermath)).or_default() += 1;
             }
-            Err(problem) => self.failures.push(Failure { run, problem }),
+            Err(problem) => {
+                // At once, and not with a panic alone: the hook above keeps what panics say to itself.
+                println!("failed: {} with {point:?}: {problem}", scenario.name);
+                tally.failures += 1;
+            }
         }
     }
 }
 
-#[test]
-fn every_driver_call_can_fail() {
-    catch_panics_of_threads();
-    let started = Instant::now();
-    let all = std::env::var("PINPOOL_FAULTS").is_ok_and(|value| value == "all");
-    let only = std::env::var("PINPOOL_FAULTS_ONLY").ok();
-    let scenarios =
-        SCENARIOS.iter().filter(|scenario| only.as_ref().is_none_or(|only| scenario.name == only));
-    let mut jobs = Vec::new();
-    let (mut points, mut entries) = (0, BTreeSet::new());
-    for scenario in scenarios {
-        let (result, called) = run(scenario, None, "faults-none");
-        result.unwrap_or_else(|problem| panic!("{} without a fault: {problem}", scenario.name));
-        for (entry, count) in relevant(called) {
-            entries.insert(entry);
-            for nth in 1..=count {
-                jobs.extend(ways(entry, nth, points, all).into_iter().map(|point| (scenario, point)));
-                points += 1;
-            }
-        }
+fn in_words(aftermath: Aftermath) -> &'static str {
+    match aftermath {
+        Aftermath::Usable => "usable",
+        Aftermath::Lost => "device lost",
+        Aftermath::Pauses => "pausing",
+        Aftermath::Unsupported => "without page-locking",
+        Aftermath::Full => "at its ceiling",
     }
-    let codes: BTreeSet<u32> = jobs.iter().map(|(_, point)| point.code).collect();
-    let tally = Mutex::new(Tally::default());
-    let next = AtomicUsize::new(0);
-    std::thread::scope(|scope| {
-        for worker in 0..WORKERS {
-            let (jobs, tally, next) = (&jobs, &tally, &next);
-            let body = move || {
-                while let Some((scenario, point)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let name = format!("f{worker}");
-                    let began = Instant::now();
-                    if std::env::var_os("PINPOOL_FAULTS_TRACE").is_some() {
-                        eprintln!("{name} {} with {point:?}", scenario.name);
-                    }
-                    let (result, called) = run(scenario, Some(*point), &name);
-                    if began.elapsed() > SLOW {
-                        println!("slow: {} with {point:?}: {:?}", scenario.name, began.elapsed());
-                    }
-                    let struck =
-                        called.iter().any(|(entry, count)| *entry == point.entry && *count >= point.nth);
-                    let run = format!("{} with {point:?}", scenario.name);
-                    tally.lock().unwrap().add(run, struck, result);
-                }
-            };
-            std::thread::Builder::new().name(format!("worker{worker}")).spawn_scoped(scope, body).unwrap();
-        }
-    });
-    let tally = tally.into_inner().unwrap();
-    println!(
-        "faults: {} scenarios, {points} fault points at {} entry points, {} codes, {} runs in {:.1} s \
-         ({} whose call was not made that time); afterwards {:?}; {} runs quarantined memory{}",
-        SCENARIOS.len(),
-        entries.len(),
-        codes.len(),
-        tally.runs,
-        started.elapsed().as_secs_f64(),
-        tally.missed,
-        tally.aftermaths,
-        tally.leaking_runs,
-        if all { "" } else { "; PINPOOL_FAULTS=all runs every point with every code" },
-    );
-    let shown =
-        tally.failures.iter().take(40).map(|Failure { run, problem }| format!("{run}\n    {problem}"));
-    let shown: Vec<String> = shown.collect();
-    // Printed and not only panicked with: the hook above keeps what panics say to itself.
-    println!(
-        "{} runs failed{}{}",
-        tally.failures.len(),
-        if shown.is_empty() { "" } else { ":\n" },
-        shown.join("\n")
-    );
-    assert!(tally.failures.is_empty());
-    assert!(tally.missed * 10 <= tally.runs, "too few of the faults struck");
 }

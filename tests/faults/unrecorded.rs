@@ -1,6 +1,7 @@
 //! Drops without a record, pageable drops, and harvests.
 #![allow(unsafe_code)] // As in `stage.rs`.
 
+use crate::device::of_the_application;
 use crate::stage::{LEN, Stage};
 
 pub fn unrecorded(stage: &Stage) {
@@ -33,7 +34,7 @@ pub fn unrecorded_two_contexts(stage: &Stage) {
 
 /// In a context that only the dropping thread has current.
 pub fn unrecorded_own_context(stage: &Stage) {
-    let cuda = stage.sim.cuda();
+    let cuda = stage.device.cuda();
     let Some(mut buffer) = stage.warm(LEN) else { return };
     buffer.fill(9);
     // As the application would, which has nothing to do with the fault; where it strikes here, nothing is copied.
@@ -53,7 +54,7 @@ pub fn unrecorded_own_context(stage: &Stage) {
         }
     }
     stage.settle();
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     let is_a_lie = stage.point.is_some_and(|point| point.is_a_lie());
     if let Ok(device) = enqueued
         && !is_a_lie
@@ -72,7 +73,7 @@ pub fn unrecorded_bare_thread(stage: &Stage) {
     let Some(mut buffer) = stage.warm(LEN) else { return };
     stage.upload(&mut buffer, &stream, 1);
     std::thread::scope(|scope| {
-        scope.spawn(|| drop(buffer));
+        of_the_application(|| scope.spawn(|| drop(buffer)));
     });
     stage.settle();
 }
@@ -105,7 +106,7 @@ pub fn harvest(stage: &Stage) {
     drop(buffer);
     // Pending, and then done: the first take must have other memory, the second may have this one.
     drop(stage.take(LEN));
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     let taken = stage.take(LEN);
     drop(cleaner);
     drop(taken);
@@ -125,10 +126,10 @@ pub fn harvest_of_several(stage: &Stage) {
     streams[0].hold();
     let cleaner = stage.pool.hold_cleaner();
     drop(buffers);
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     let taken: Vec<_> = (0..3).filter_map(|_| stage.take(LEN)).collect();
     streams[0].release();
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     drop(cleaner);
     drop(taken);
     stage.settle();

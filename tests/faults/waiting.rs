@@ -16,7 +16,7 @@ pub fn download(stage: &Stage) {
     let Some(mut buffer) = stage.warm(LEN) else { return };
     let expected = stage.download(&mut buffer, &stream);
     let recorded = stage.record(&mut buffer, &stream);
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     if recorded
         && !stage.may_stick()
         && let Some(expected) = expected
@@ -41,11 +41,11 @@ pub fn waits(stage: &Stage) {
         stage.record(&mut buffer, &stream);
         match buffer.is_quiescent() {
             Ok(quiescent) => {
-                assert!(!quiescent || stage.sim.pending_operations() == 0, "pending work is done?")
+                assert!(!quiescent || stage.device.pending_operations() == 0, "pending work is done?")
             }
             Err(error) => stage.explain(&error),
         }
-        stage.sim.run_until_idle();
+        stage.device.run_until_idle();
         if stage.may_stick() {
             break;
         }
@@ -53,7 +53,7 @@ pub fn waits(stage: &Stage) {
             stage.explain(&error);
         }
     }
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     drop(buffer);
     stage.settle();
 }
@@ -63,13 +63,13 @@ pub fn write_after_record(stage: &Stage) {
     let Some(mut buffer) = stage.warm(LEN) else { return };
     stage.upload(&mut buffer, &stream, 1);
     stage.record(&mut buffer, &stream);
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     // It waits, for the event or for the context; or it panics, and the device keeps what it had.
     if !stage.may_stick() && write(stage, &mut buffer, 2) {
         stage.upload_as_it_is(&buffer, &stream);
         stage.record(&mut buffer, &stream);
     }
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     drop(buffer);
     stage.settle();
 }
@@ -96,7 +96,7 @@ pub fn awaits(stage: &Stage) {
     {
         stage.explain(&error);
     }
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     drop(buffer);
     stage.settle();
 }
@@ -116,7 +116,7 @@ fn block_on<F: Future>(stage: &Stage, future: F) -> F::Output {
     loop {
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(output) => return output,
-            Poll::Pending => stage.sim.run_until_idle(),
+            Poll::Pending => stage.device.run_until_idle(),
         }
         thread::park();
     }
@@ -127,7 +127,7 @@ pub fn assumed(stage: &Stage) {
     let Some(mut buffer) = stage.warm(LEN) else { return };
     stage.upload(&mut buffer, &stream, 1);
     stage.record(&mut buffer, &stream);
-    stage.sim.run_until_idle();
+    stage.device.run_until_idle();
     // SAFETY: the device has just done everything.
     unsafe { buffer.assume_quiescent() };
     drop(buffer);

@@ -134,6 +134,22 @@ impl Control {
         call!(self.fake_cuda_fail(c_string(name).as_ptr() => *const c_char, nth => u64, code => u32))
     }
 
+    /// Makes the `nth` call from now of a function and all later ones fail with this code.
+    pub fn fail_from(&self, name: &str, nth: u64, code: u32) {
+        self.fail_on(name, nth, code, false)
+    }
+
+    /// As [`fail_from`](Self::fail_from), and from that call on every function answers the code.
+    pub fn end_everything(&self, name: &str, nth: u64, code: u32) {
+        self.fail_on(name, nth, code, true)
+    }
+
+    fn fail_on(&self, name: &str, nth: u64, code: u32, spreads: bool) {
+        call!(self.fake_cuda_fail_from(
+            c_string(name).as_ptr() => *const c_char, nth => u64, code => u32, spreads => bool
+        ))
+    }
+
     /// Makes every call of a function take this much longer.
     pub fn slow(&self, name: &str, extra: Duration) {
         call!(self.fake_cuda_slow(c_string(name).as_ptr() => *const c_char, nanoseconds(extra) => u64))
@@ -142,6 +158,11 @@ impl Control {
     /// Makes every call of a function block until [`clear_faults`](Self::clear_faults).
     pub fn hang(&self, name: &str) {
         call!(self.fake_cuda_hang(c_string(name).as_ptr() => *const c_char))
+    }
+
+    /// How many calls hang now.
+    pub fn hanging_calls(&self) -> usize {
+        call!(self.fake_cuda_hanging_calls() -> usize)
     }
 
     /// Ends all faults.
@@ -163,6 +184,11 @@ impl Control {
         );
         text.truncate(length);
         String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// Forgets what the device's checks have found.
+    pub fn forget_violations(&self) {
+        call!(self.fake_cuda_forget_violations())
     }
 
     /// Panics, listing the violations, if there are any.
@@ -201,6 +227,16 @@ impl Control {
         call!(self.fake_cuda_primary_retains(device => i32) -> u32)
     }
 
+    /// Events that exist, whoever made them.
+    pub fn live_events(&self) -> usize {
+        call!(self.fake_cuda_live_events() -> usize)
+    }
+
+    /// Makes a context current on the calling thread, by its handle; counted nowhere, and met by no fault.
+    pub fn bind(&self, context: usize) {
+        call!(self.fake_cuda_bind(context => usize))
+    }
+
     /// Events that exist and take the time.
     pub fn timed_events(&self) -> usize {
         call!(self.fake_cuda_timed_events() -> usize)
@@ -230,6 +266,13 @@ impl Control {
     #[must_use]
     pub fn set_attribute(&self, number: i32, value: i32) -> bool {
         call!(self.fake_cuda_set_attribute(number => i32, value => i32) -> bool)
+    }
+
+    /// Whether registering will refuse what is not mapped, or cannot be written; it does so unless told otherwise. False
+    /// once a driver function was called.
+    #[must_use]
+    pub fn set_mapping_check(&self, on: bool) -> bool {
+        call!(self.fake_cuda_set_mapping_check(on => bool) -> bool)
     }
 
     /// The devices will refuse every registration (801). False once a driver function was called.

@@ -13,6 +13,8 @@ pub(crate) struct Settings {
     pub(crate) attributes: Vec<(i32, i32)>,
     pub(crate) confidential_computing: bool,
     pub(crate) pinned_bytes_max: usize,
+    /// Whether registering looks at the mapping.
+    pub(crate) mapping_check: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +41,7 @@ static SETTINGS: LazyLock<Mutex<Settings>> = LazyLock::new(|| {
         attributes: attributes_from_environment(),
         confidential_computing: std::env::var("FAKE_CUDA_CONFIDENTIAL").is_ok_and(|value| value == "1"),
         pinned_bytes_max: usize::MAX,
+        mapping_check: true,
     })
 });
 
@@ -74,7 +77,8 @@ pub(crate) fn sim() -> &'static Sim {
             .devices(settings.devices)
             .user_objects(!has_no_objects)
             .confidential_computing(settings.confidential_computing)
-            .pinned_bytes_max(settings.pinned_bytes_max);
+            .pinned_bytes_max(settings.pinned_bytes_max)
+            .mapping_check(settings.mapping_check);
         for (number, value) in settings.attributes {
             builder = builder.attribute(number, value);
         }

@@ -74,6 +74,15 @@ controls! {
         device::sim().fail(&name, fault)
     }
 
+    /// Makes the `nth` call from now of a function and all later ones fail with this code, and where it `spreads`, from
+    /// then on every call of every function.
+    fn fake_cuda_fail_from(name: *const c_char, nth: u64, code: u32, spreads: bool) -> () {
+        // SAFETY: a C string by the contract.
+        let name = unsafe { text(name) };
+        let fault = if spreads { Fault::ends_everything(nth, code) } else { Fault::from_nth(nth, code) };
+        device::sim().fail(&name, fault)
+    }
+
     /// Makes every call of a function take this much longer.
     fn fake_cuda_slow(name: *const c_char, ns: u64) -> () {
         // SAFETY: a C string by the contract.
@@ -88,11 +97,17 @@ controls! {
         device::sim().fail(&name, Fault::hang())
     }
 
+    /// How many calls hang now.
+    fn fake_cuda_hanging_calls() -> usize { device::sim().hanging_calls() }
+
     /// Ends all faults.
     fn fake_cuda_clear_faults() -> () { device::sim().clear_faults() }
 
     /// How many violations the device's checks have found.
     fn fake_cuda_violations() -> usize { device::sim().violations().len() }
+
+    /// Forgets the violations.
+    fn fake_cuda_forget_violations() -> () { drop(device::sim().take_violations()) }
 
     /// Prints the violations to standard error.
     fn fake_cuda_print_violations() -> () {
@@ -129,6 +144,12 @@ controls! {
     /// How often a device's primary context is retained now, by whomever.
     fn fake_cuda_primary_retains(device: i32) -> u32 { device::sim().primary_retains(device) }
 
+    /// Events that exist, whoever made them.
+    fn fake_cuda_live_events() -> usize { device::sim().live_events() }
+
+    /// Makes a context current on the calling thread; counted nowhere, and met by no fault.
+    fn fake_cuda_bind(context: usize) -> () { device::sim().bind(context) }
+
     /// Events that exist and take the time.
     fn fake_cuda_timed_events() -> usize { device::sim().timed_events() }
 
@@ -149,6 +170,11 @@ controls! {
     /// What the devices will answer for an attribute (`CUdevice_attribute`).
     fn fake_cuda_set_attribute(number: i32, value: i32) -> bool {
         device::configure(|settings| settings.attributes.push((number, value)))
+    }
+
+    /// Whether registering will look at the mapping.
+    fn fake_cuda_set_mapping_check(on: bool) -> bool {
+        device::configure(|settings| settings.mapping_check = on)
     }
 
     /// The devices will refuse every registration.
