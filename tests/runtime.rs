@@ -201,8 +201,6 @@ fn child_on_two_devices() {
     let pinned = pool.take_pinned(4096).unwrap();
     assert!(pinned.is_pinned());
     assert_eq!(runtime.device(), 0, "page-locked in device 1's context, and back");
-    let error = pool.take(64).record_last_use(&nowhere).unwrap_err();
-    assert_eq!(error.to_string(), "cudaSetDevice: cudaErrorInvalidDevice (101)");
 
     let mut buffer = pool.take(1 << 16);
     assert!(!buffer.is_pinned());
@@ -217,6 +215,8 @@ fn child_on_two_devices() {
     assert_eq!(unsafe { *(address as *const u8) }, 7, "it is neither zeroed nor freed meanwhile");
     call!(runtime.fake_cudart_release(stream => usize) -> ());
     assert!(pool.drain(PATIENCE));
+    let error = pool.take(64).record_last_use(&nowhere).unwrap_err();
+    assert_eq!(error.to_string(), "cudaSetDevice: cudaErrorInvalidDevice (101)");
     drop(pinned);
     assert!(pool.shutdown().completed);
 

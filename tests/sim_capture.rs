@@ -62,6 +62,7 @@ fn unsafe_calls(sim: &Sim, context: &SimContext) -> Vec<(&'static str, CallIt)> 
             let freed = cuda.cu_mem_free_host(std::ptr::null_mut());
             freed.or_else(|code| if code == 1 { Ok(()) } else { Err(code) })
         }),
+        call!("cuMemAllocManaged", |cuda| cuda.cu_mem_alloc_managed(64, 1).map(drop)),
         call!("cuMemHostRegister", |cuda| {
             let memory = Box::leak(Box::new([0u8; 64]));
             cuda.cu_mem_host_register(memory.as_mut_ptr(), 64, 1)
@@ -211,6 +212,17 @@ fn the_legacy_stream_cannot_be_used_while_a_blocking_one_captures() {
         |cuda, _, address| cuda.cu_memset_d8_async(address, 1, BYTES, 0),
         |cuda, _, _| cuda.cu_stream_synchronize(0),
     ];
+    // The legacy stream of another context waits for none of them.
+    let two = Sim::builder().devices(2).build();
+    let (far, near) = (two.context(1), two.context(0));
+    let blocking = near.blocking_stream();
+    blocking.begin_capture(CaptureMode::Relaxed);
+    far.bind();
+    assert_eq!(two.cuda().cu_stream_is_capturing(0), Ok(0));
+    near.bind();
+    assert!(blocking.end_capture().is_ok());
+
+    context.bind();
     let event = sim.cuda().cu_event_create(NO_TIMING).expect("event");
     for use_it in uses {
         let (blocking, not_blocking) = (context.blocking_stream(), context.stream());
@@ -238,6 +250,19 @@ fn a_wait_for_a_context_breaks_its_captures_in_every_mode() {
         assert_eq!(waited, if breaks { Err(900) } else { Ok(()) });
         assert_eq!(stream.end_capture().err(), breaks.then_some(901));
         assert!(far.end_capture().is_ok(), "another context's");
+    }
+
+    // In a context without a capture it is unsafe as any other wait.
+    let sim = Sim::builder().devices(2).build();
+    let (other, context) = (sim.context(1), sim.context(0));
+    for mode in MODES {
+        let stream = context.stream();
+        stream.begin_capture(mode);
+        let waited = elsewhere(&other, || sim.cuda().cu_ctx_synchronize());
+        let forbidden = mode == CaptureMode::Global;
+        assert_eq!(waited, if forbidden { Err(900) } else { Ok(()) }, "{mode:?}");
+        context.bind();
+        assert_eq!(stream.end_capture().err(), forbidden.then_some(901), "{mode:?}");
     }
 }
 
@@ -335,6 +360,36 @@ fn captures_are_isolated() {
     cuda.cu_event_record(event, one.handle()).expect("record");
     assert_eq!(cuda.cu_stream_wait_event(other.handle(), event, 0), Err(902));
     assert_eq!([one.end_capture().err(), other.end_capture().err()], [Some(901); 2]);
+
+    // A broken capture takes nobody along any more.
+    one.begin_capture(CaptureMode::Relaxed);
+    cuda.cu_event_record(event, one.handle()).expect("record");
+    assert_eq!(cuda.cu_stream_query(one.handle()), Err(900));
+    assert_eq!(cuda.cu_stream_wait_event(other.handle(), event, 0), Err(901));
+    assert_eq!([status(&sim, &one), status(&sim, &other)], [2, 0]);
+    assert_eq!(one.end_capture().err(), Some(901));
+}
+
+/// What a capture frees is for its replays still.
+#[test]
+fn memory_that_a_capture_frees_can_be_used_until_its_graph_is_gone() {
+    let (sim, context) = device();
+    let cuda = sim.cuda();
+    let stream = context.stream();
+    let address = cuda.cu_mem_alloc_async(BYTES, stream.handle()).expect("memory");
+    stream.begin_capture(CaptureMode::Relaxed);
+    cuda.cu_mem_free_async(address, stream.handle()).expect("captured");
+    assert!(stream.end_capture().is_ok());
+    assert_eq!(cuda.cu_memset_d8_async(address, 1, BYTES, stream.handle()), Ok(()), "nothing was freed");
+    sim.run_until_idle();
+    cuda.cu_mem_free_async(address, stream.handle()).expect("freed");
+    assert_eq!(cuda.cu_memset_d8_async(address, 1, BYTES, stream.handle()), Err(1));
+    // On a stream whose capture is broken neither is possible.
+    stream.begin_capture(CaptureMode::Relaxed);
+    assert_eq!(cuda.cu_stream_query(stream.handle()), Err(900));
+    assert_eq!(cuda.cu_mem_alloc_async(BYTES, stream.handle()), Err(901));
+    assert_eq!(cuda.cu_mem_free_async(address, stream.handle()), Err(901));
+    assert_eq!(stream.end_capture().err(), Some(901));
 }
 
 /// "None" is remembered for the thread that asked. Each of these makes another answer right, from any thread.

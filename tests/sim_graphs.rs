@@ -166,3 +166,33 @@ fn a_stream_or_a_context_that_goes_away_ends_its_capture() {
         }
     }
 }
+
+/// A launch on a stream that captures is not made: what it would do becomes a part of the new graph. An upload there is
+/// refused, as everything is that cannot be captured.
+#[test]
+fn a_graph_that_is_launched_into_a_capture_becomes_a_part_of_it() {
+    let (sim, context) = device();
+    let cuda = sim.cuda();
+    let (stream, buffer) = (context.stream(), context.alloc(BYTES));
+    stream.begin_capture(CaptureMode::Relaxed);
+    cuda.cu_memset_d8_async(buffer.address(), 7, BYTES, stream.handle()).expect("fill");
+    let graph = stream.end_capture().expect("graph");
+    let inner = cuda.cu_graph_instantiate_with_flags(graph.graph(), 0).expect("instantiate");
+
+    stream.begin_capture(CaptureMode::Relaxed);
+    cuda.cu_graph_launch(inner, stream.handle()).expect("captured");
+    sim.run_until_idle();
+    assert_eq!(buffer.read(), vec![0xCD; BYTES], "nothing was executed");
+    let graph = stream.end_capture().expect("graph");
+    assert_eq!(cuda.cu_graph_get_nodes(graph.graph()), Ok(1));
+    let outer = cuda.cu_graph_instantiate_with_flags(graph.graph(), 0).expect("instantiate");
+    cuda.cu_graph_launch(outer, stream.handle()).expect("launch");
+    sim.run_until_idle();
+    assert_eq!(buffer.read(), vec![7; BYTES]);
+
+    stream.begin_capture(CaptureMode::Relaxed);
+    assert_eq!(cuda.cu_graph_upload(outer, stream.handle()), Err(900));
+    assert_eq!(stream.end_capture().err(), Some(901));
+    cuda.cu_graph_exec_destroy(inner).expect("destroy");
+    cuda.cu_graph_exec_destroy(outer).expect("destroy");
+}
