@@ -63,12 +63,12 @@ struct Body {
     fate: Fate,
     /// Which drain epoch counts the return.
     epoch: u8,
-    source: Source,
     /// Which shutdown the return is later than.
     generation: u32,
     /// A complete event, kept for the next record in its context; on the line that a record has to have anyway.
     spare: Option<Spare>,
     uses: Uses,
+    source: Source,
     /// The context that was current where the guard was dropped without a record.
     seen_context: Option<ContextHandle>,
     /// Behind a lock, because an integration notes a read of the device through a shared reference.
@@ -158,10 +158,10 @@ impl Out {
             class,
             fate: Fate::Recorded,
             epoch: 0,
-            source: Source::Mapped,
             generation: 0,
             spare: None,
             uses: Uses::new(),
+            source: Source::Mapped,
             notes: Mutex::new(Notes::new()),
             holds: Mutex::default(),
             returned_at: None,

@@ -18,8 +18,8 @@ use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 pub(crate) use uses::SlowWait;
 
-/// A page-aligned host buffer of a power-of-two length (or the exact one, from `take_exact`), page-locked
-/// when [`is_pinned`](Self::is_pinned) says so. Dropping it gives it back to its pool.
+/// A page-aligned host buffer of a power-of-two length (or another one, from `take_exact` or by
+/// [`SizeClasses`](crate::SizeClasses)), page-locked when [`is_pinned`](Self::is_pinned) says so. Dropping it gives it back to its pool.
 ///
 /// Fill it, enqueue a copy, call [`record_last_use`](Self::record_last_use), drop it: the pool neither
 /// writes, reuses, unregisters nor frees the memory before the recorded work is done. Dropping it

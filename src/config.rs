@@ -3,6 +3,7 @@
 use crate::error::Error;
 use crate::limits::default_max_pooled_bytes;
 use crate::placement::HugePages;
+use crate::size_class::SizeClasses;
 use std::fmt;
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ pub(crate) struct Settings {
     pub(crate) numa_node: Option<u32>,
     /// A miss is faulted in before it is handed out.
     pub(crate) prefault_misses: bool,
+    pub(crate) size_classes: SizeClasses,
 }
 
 impl Default for Settings {
@@ -47,6 +49,7 @@ impl Default for Settings {
             huge_pages: HugePages::Advise,
             numa_node: None,
             prefault_misses: false,
+            size_classes: SizeClasses::PowerOfTwo,
         }
     }
 }
@@ -67,7 +70,7 @@ impl Settings {
                     .into(),
             });
         }
-        Ok(())
+        self.size_classes.validate()
     }
 }
 

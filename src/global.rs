@@ -7,6 +7,7 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::pool::{PinnedPool, PoolBuilder, ShutdownReport};
 use crate::report::say;
+use crate::size_class::SizeClasses;
 use crate::stats::Stats;
 use crate::sync::fixed::AtomicPtr;
 use crate::sync::{OnceLock, Ordering};
@@ -16,6 +17,7 @@ use std::time::Duration;
 const DISABLE: &str = "PINPOOL_DISABLE";
 const MAX_POOLED_BYTES: &str = "PINPOOL_MAX_POOLED_BYTES";
 const MAX_IDLE_SECONDS: &str = "PINPOOL_MAX_IDLE_SECONDS";
+const SIZE_CLASSES: &str = "PINPOOL_SIZE_CLASSES";
 
 static GLOBAL: OnceLock<PinnedPool> = OnceLock::new();
 
@@ -85,21 +87,10 @@ pub fn init_global(builder: PoolBuilder) -> Result<&'static PinnedPool, Error> {
 fn from_environment(read: impl Fn(&str) -> Option<String>, unread: &mut Vec<Error>) -> PinnedPool {
     // Set to nothing is not set.
     let read = |name: &str| read(name).filter(|text| !text.trim().is_empty());
-    let disabled = read(DISABLE).map(|text| parse_switch(DISABLE, &text)).transpose();
-    let cap = read(MAX_POOLED_BYTES).map(|text| parse_bytes(MAX_POOLED_BYTES, &text)).transpose();
-    let disabled = disabled.unwrap_or_else(|error| {
-        unread.push(error);
-        None
-    });
-    let cap = cap.unwrap_or_else(|error| {
-        unread.push(error);
-        None
-    });
-    let idle = read(MAX_IDLE_SECONDS).map(|text| parse_seconds(MAX_IDLE_SECONDS, &text)).transpose();
-    let idle = idle.unwrap_or_else(|error| {
-        unread.push(error);
-        None
-    });
+    let disabled = parsed(&read, DISABLE, parse_switch, unread);
+    let cap = parsed(&read, MAX_POOLED_BYTES, parse_bytes, unread);
+    let idle = parsed(&read, MAX_IDLE_SECONDS, parse_seconds, unread);
+    let classes = parsed(&read, SIZE_CLASSES, SizeClasses::parse, unread);
     let mut builder = PinnedPool::builder().driver(Driver::auto());
     if let Some(time) = idle {
         builder = builder.max_idle_time(Some(time).filter(|time| !time.is_zero()));
@@ -107,10 +98,26 @@ fn from_environment(read: impl Fn(&str) -> Option<String>, unread: &mut Vec<Erro
     if let Some(bytes) = cap {
         builder = builder.max_pooled_bytes(bytes);
     }
+    if let Some(classes) = classes {
+        builder = builder.size_classes(classes);
+    }
     if disabled == Some(true) {
         builder = builder.driver(Driver::none("PINPOOL_DISABLE is set")).max_pooled_bytes(0);
     }
     builder.build().expect("the default settings are valid")
+}
+
+fn parsed<T>(
+    read: impl Fn(&str) -> Option<String>,
+    name: &'static str,
+    parse: fn(&'static str, &str) -> Result<T, Error>,
+    unread: &mut Vec<Error>,
+) -> Option<T> {
+    let value = read(name).map(|text| parse(name, &text)).transpose();
+    value.unwrap_or_else(|error| {
+        unread.push(error);
+        None
+    })
 }
 
 /// [`PinnedPool::take`] of the process-wide pool.
@@ -211,6 +218,8 @@ mod tests {
         let mut unread = Vec::new();
         let pool = from_environment(|name| (name == MAX_POOLED_BYTES).then(|| "12345".into()), &mut unread);
         assert_eq!(pool.max_pooled_bytes(), 12345);
+        let pool = from_environment(|name| (name == SIZE_CLASSES).then(|| "4:65536".into()), &mut unread);
+        assert_eq!(pool.take(65537).len(), 81920, "a step of a quarter of 64 KiB");
         let pool = from_environment(|name| (name == DISABLE).then(|| "1".into()), &mut unread);
         assert!(unread.is_empty());
         assert_eq!(pool.max_pooled_bytes(), 0);
@@ -218,7 +227,7 @@ mod tests {
         assert!(unread.is_empty(), "set to nothing is not set: {unread:?}");
         assert_eq!(pool.max_pooled_bytes(), crate::limits::default_max_pooled_bytes());
         let pool = from_environment(|_| Some("nonsense".into()), &mut unread);
-        assert_eq!(unread.len(), 3, "{unread:?}");
+        assert_eq!(unread.len(), 4, "{unread:?}");
         assert_eq!(pool.max_pooled_bytes(), crate::limits::default_max_pooled_bytes());
     }
 }

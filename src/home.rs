@@ -19,6 +19,7 @@ use crate::pause::RegistrationPause;
 use crate::pending::Pending;
 use crate::report::{Kind, Said, Why, say_evicted, say_failure};
 use crate::shelf::Shelf;
+use crate::size_class::Classes;
 use crate::sleepers::Sleepers;
 use crate::stats::{Counts, Stats};
 use crate::sync::{
@@ -102,7 +103,8 @@ struct Stop {
 
 impl Home {
     pub(crate) fn new(driver: Driver, settings: Settings, start_cleaner: StartCleaner) -> Arc<Self> {
-        let counts = Arc::new(Counts::default());
+        let classes = Classes::new(settings.size_classes);
+        let counts = Arc::new(Counts::new(classes));
         let clock = Arc::new(Clock::default());
         let backing = BackingState::new(settings.backing);
         let nodes = settings.numa_node.and_then(|_| memory_nodes(&driver));
@@ -116,9 +118,9 @@ impl Home {
             settings,
             contexts: Contexts::default(),
             counts,
-            inbox: Box::default(),
+            inbox: Box::new(Inbox::new(classes)),
             bell: Bell::default(),
-            pending: Pending::default(),
+            pending: Pending::new(classes),
             _apart: [0; 8],
             progress: Progress::default(),
             fork: ForkWord::of_this_process(),

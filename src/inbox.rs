@@ -4,7 +4,7 @@
 //! for a block of *its* class; an unbounded one takes what overflows, so that nothing is ever lost.
 //! `bell.rs` wakes the cleaner, but only when it sleeps without a timer.
 
-use crate::size_class::{CLASS_COUNT, SizeClass};
+use crate::size_class::{Classes, SizeClass};
 use crate::sync::{AtomicU64, OnceLock, Ordering};
 #[cfg(not(loom))]
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, unbounded};
@@ -24,32 +24,33 @@ type Ends<T> = (Sender<T>, Receiver<T>);
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Inbox<T> {
-    /// Bit `n`: something may wait in class `n`. The top bit: in the overflow.
+    /// Bit `n`: something may wait in class `n`, or in one whose number is greater by 64, or twice that, and so on. The
+    /// top bit: in the overflow too.
     arrivals: AtomicU64,
     classes: Box<[OnceLock<Ends<T>>]>,
     overflow: Ends<(SizeClass, T)>,
+    all: Classes,
 }
 
 const OVERFLOW_BIT: u64 = 1 << 63;
 
-impl<T> Default for Inbox<T> {
-    fn default() -> Self {
+impl<T> Inbox<T> {
+    pub(crate) fn new(all: Classes) -> Self {
         Self {
-            classes: (0..CLASS_COUNT).map(|_| OnceLock::new()).collect(),
+            classes: all.all().map(|_| OnceLock::new()).collect(),
             overflow: unbounded(),
             arrivals: AtomicU64::new(0),
+            all,
         }
     }
-}
 
-impl<T> Inbox<T> {
     /// Leaves a value for the cleaner. Never blocks and never loses it.
     #[inline]
     pub(crate) fn push(&self, class: SizeClass, value: T) {
         let slot = &self.classes[class.index()];
         let (sender, _) = slot.get_or_init(|| bounded(SLOTS_PER_CLASS));
         match sender.try_send(value) {
-            Ok(()) => self.flag(1 << class.index()),
+            Ok(()) => self.flag_class(class),
             Err(TrySendError::Full(value) | TrySendError::Disconnected(value)) => {
                 // The receiver lives beside the sender, so a refusal is impossible.
                 let _ = self.overflow.0.send((class, value));
@@ -59,8 +60,9 @@ impl<T> Inbox<T> {
     }
 
     /// Says that the cleaner should look at the class, without a value.
+    #[inline]
     pub(crate) fn flag_class(&self, class: SizeClass) {
-        self.flag(1 << class.index());
+        self.flag(1 << (class.index() % 64));
     }
 
     #[inline]
@@ -83,7 +85,7 @@ impl<T> Inbox<T> {
     /// The classes in which something may wait; their flags are cleared, so look after this call.
     pub(crate) fn take_flags(&self) -> Flagged {
         let flags = self.arrivals.swap(0, Ordering::SeqCst);
-        Flagged { classes: flags & !OVERFLOW_BIT, overflow: flags & OVERFLOW_BIT != 0 }
+        Flagged { flags, row: 0, row_left: flags, all: self.all, overflow: flags & OVERFLOW_BIT != 0 }
     }
 
     /// One value that found its class full.
@@ -94,7 +96,11 @@ impl<T> Inbox<T> {
 
 /// The classes whose flag was set, smallest first.
 pub(crate) struct Flagged {
-    classes: u64,
+    flags: u64,
+    /// The number of the class that the lowest bit stands for, and the bits whose classes of that row are not given yet.
+    row: usize,
+    row_left: u64,
+    all: Classes,
     /// Something may wait in the overflow too.
     pub(crate) overflow: bool,
 }
@@ -103,12 +109,16 @@ impl Iterator for Flagged {
     type Item = SizeClass;
 
     fn next(&mut self) -> Option<SizeClass> {
-        if self.classes == 0 {
-            return None;
+        while self.row < self.all.count() {
+            let index = self.row + self.row_left.trailing_zeros() as usize;
+            if self.row_left != 0 && index < self.all.count() {
+                self.row_left &= self.row_left - 1;
+                return Some(self.all.at(index));
+            }
+            self.row += 64;
+            self.row_left = self.flags;
         }
-        let index = self.classes.trailing_zeros() as usize;
-        self.classes &= self.classes - 1;
-        Some(SizeClass::at(index))
+        None
     }
 }
 
@@ -238,8 +248,8 @@ mod tests {
 
     #[test]
     fn an_overflowing_class_loses_nothing() {
-        let inbox = Inbox::default();
-        let class = SizeClass::of(1).unwrap();
+        let inbox = Inbox::new(Classes::POWERS_OF_TWO);
+        let (class, _) = Classes::POWERS_OF_TWO.of(1).unwrap();
         let count = SLOTS_PER_CLASS * 2 + 7;
         (0..count).for_each(|number| inbox.push(class, number));
         let flagged = inbox.take_flags();
@@ -256,7 +266,7 @@ mod tests {
     #[test]
     fn the_overflow_is_flagged_when_something_is_there_and_only_then() {
         let inbox = Inbox::default();
-        let class = SizeClass::of(1).unwrap();
+        let (class, _) = Classes::POWERS_OF_TWO.of(1).unwrap();
         (0..SLOTS_PER_CLASS).for_each(|number| inbox.push(class, number));
         let mut flagged = inbox.take_flags();
         assert!(!flagged.overflow, "everything found a slot");

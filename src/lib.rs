@@ -151,6 +151,7 @@ pub use placement::{HugePages, HugePagesInUse, NumaInUse};
 pub use pool::CleanerHold;
 pub use pool::{ContextWaitHold, PinnedPool, PoolBuilder, ShutdownReport};
 pub use raw_stream::RawStream;
+pub use size_class::SizeClasses;
 pub use stats::{ClassStats, Stats};
 pub use stream::AsStream;
 pub use views::{View, ViewMut};

@@ -7,7 +7,7 @@
 use crate::block::{Fate, Returned};
 use crate::contexts::Context;
 use crate::driver::EventHandle;
-use crate::size_class::{CLASS_COUNT, SizeClass};
+use crate::size_class::{Classes, SizeClass};
 use crate::sync::{Arc, AtomicU64, AtomicUsize, Instant, Mutex, Ordering, fixed, push_reserved};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -62,24 +62,22 @@ pub(crate) struct Pending {
     next_id: AtomicU64,
 }
 
-impl Default for Pending {
-    fn default() -> Self {
+/// The driver holds callers up for so long at most as a matter of course (a thread that was taken off its core in the
+/// middle of a question would look the same); beyond it, it hangs or page-locks something huge.
+const ANSWER_IS_LATE_AFTER: Duration = Duration::from_millis(100);
+
+impl Pending {
+    pub(crate) fn new(classes: Classes) -> Self {
         Self {
-            classes: (0..CLASS_COUNT).map(|_| Mutex::default()).collect(),
-            transit: (0..CLASS_COUNT).map(|_| Transit::default()).collect(),
+            classes: classes.all().map(|_| Mutex::default()).collect(),
+            transit: classes.all().map(|_| Transit::default()).collect(),
             asking_since: fixed::AtomicU64::new(0),
             born: Instant::now(),
             done: AtomicUsize::new(0),
             next_id: AtomicU64::new(1),
         }
     }
-}
 
-/// The driver holds callers up for so long at most as a matter of course (a thread that was taken off its core in the
-/// middle of a question would look the same); beyond it, it hangs or page-locks something huge.
-const ANSWER_IS_LATE_AFTER: Duration = Duration::from_millis(100);
-
-impl Pending {
     /// Asks the driver something, and lets takers see how long it takes.
     pub(crate) fn ask<R>(&self, question: impl FnOnce() -> R) -> R {
         let now = (self.born.elapsed().as_nanos() as u64).max(1);
@@ -165,7 +163,7 @@ impl Pending {
 
     /// Takes one block that is done, from the smallest class that has one; `end_move` is the caller's duty.
     pub(crate) fn pop_done(&self) -> Option<Returned> {
-        self.pop_done_of(CLASS_COUNT)
+        self.pop_done_of(self.classes.len())
     }
 
     /// As [`Self::pop_done`], of the classes below the given one.
@@ -177,11 +175,11 @@ impl Pending {
         if self.done.load(Ordering::SeqCst) == 0 {
             return None;
         }
-        self.classes[..classes].iter().enumerate().find_map(|(index, class)| {
+        self.classes[..classes].iter().find_map(|class| {
             let mut entries = class.lock();
             let done = entries.iter().position(|entry| entry.stage == Stage::Done)?;
             // Before the lock is released, so that no taker finds neither the block nor the mark.
-            self.begin_move(SizeClass::at(index));
+            self.begin_move(entries[done].block.class());
             entries.remove(done).map(|entry| self.taken(entry))
         })
     }

@@ -18,7 +18,7 @@ use crate::os::ForkWord;
 use crate::registrar::{self, NotRegistered};
 use crate::report::{Kind, Why, say_failure};
 use crate::shelf::{Door, Placed};
-use crate::size_class::SizeClass;
+use crate::size_class::{Rounding, SizeClass};
 use crate::stats::Stats;
 use crate::sync::{Arc, Instant, from_now};
 use fresh::{fresh, fresh_in_child, missed};
@@ -37,9 +37,10 @@ const CLEAR_TIMEOUT: Duration = Duration::from_secs(2);
 /// and are released when they drop.
 #[derive(Clone, Debug)]
 pub struct PinnedPool {
-    /// Beside the handle and not behind it, like the next two, so that a take follows no pointer to a pointer.
+    /// Beside the handle and not behind it, like the next three, so that a take follows no pointer to a pointer.
     home: Arc<Home>,
     door: Door<Home>,
+    rounding: Rounding,
     fork: ForkWord,
     _handle: Arc<Handle>,
 }
@@ -71,6 +72,7 @@ impl PinnedPool {
     fn new(home: Arc<Home>) -> Self {
         Self {
             door: home.shelf.door(),
+            rounding: Rounding::of(home.counts.all_classes()),
             fork: home.fork,
             home: home.clone(),
             _handle: Arc::new(Handle { home }),
@@ -88,7 +90,8 @@ impl PinnedPool {
         &self.home
     }
 
-    /// A buffer of `min_size.next_power_of_two()` bytes (1 for 0), all zero, page-aligned.
+    /// A buffer of `min_size.next_power_of_two()` bytes (1 for 0), all zero, page-aligned; or of the size in between
+    /// that [`PoolBuilder::size_classes`] asks for.
     ///
     /// On a hit it is page-locked; on a miss it is fresh, pageable memory that the cleaner page-locks after
     /// its first return. Never fails for lack of a GPU, and never waits for one.
@@ -107,7 +110,7 @@ impl PinnedPool {
 
     #[inline(always)]
     fn hit(&self, min_size: usize) -> Option<PinnedBuffer> {
-        let (class, len) = SizeClass::of_hit(min_size)?;
+        let (class, len) = self.rounding.of_hit(min_size)?;
         if self.fork.is_child() {
             return None;
         }
@@ -118,7 +121,7 @@ impl PinnedPool {
     #[cold]
     #[inline(never)]
     fn take_missing(&self, min_size: usize) -> PinnedBuffer {
-        let taken = SizeClass::rounded_len(min_size).and_then(|len| self.take_len(min_size, len, true));
+        let taken = self.take_rounded(min_size, true);
         taken.unwrap_or_else(|error| panic!("pinpool::take({min_size}): {error}"))
     }
 
@@ -131,16 +134,17 @@ impl PinnedPool {
         if let Some(buffer) = self.hit(min_size) {
             return Ok(buffer);
         }
-        self.take_len(min_size, SizeClass::rounded_len(min_size)?, true)
+        self.take_rounded(min_size, true)
     }
 
-    /// A buffer whose `len()` is exactly `len`; its memory is of the power-of-two class all the same.
+    /// A buffer whose `len()` is exactly `len`; its memory is of the size class all the same.
     ///
     /// # Errors
     ///
     /// As [`try_take`](Self::try_take).
     pub fn take_exact(&self, len: usize) -> Result<PinnedBuffer, Error> {
-        self.take_len(len, len, true)
+        let (class, _) = self.rounding.of_any(len)?;
+        self.take_len(class, len, true)
     }
 
     /// A buffer with unspecified contents, old bytes of this pool or zero: for callers who overwrite all.
@@ -149,11 +153,16 @@ impl PinnedPool {
     ///
     /// As [`try_take`](Self::try_take).
     pub fn take_unzeroed(&self, min_size: usize) -> Result<PinnedBuffer, Error> {
-        self.take_len(min_size, SizeClass::rounded_len(min_size)?, false)
+        self.take_rounded(min_size, false)
     }
 
-    fn take_len(&self, min_size: usize, len: usize, zeroed: bool) -> Result<PinnedBuffer, Error> {
-        let class = SizeClass::of(min_size)?;
+    /// A hit in a class between powers of two comes this way too.
+    fn take_rounded(&self, min_size: usize, zeroed: bool) -> Result<PinnedBuffer, Error> {
+        let (class, len) = self.rounding.of_any(min_size)?;
+        self.take_len(class, len, zeroed)
+    }
+
+    fn take_len(&self, class: SizeClass, len: usize, zeroed: bool) -> Result<PinnedBuffer, Error> {
         let home = self.home();
         if home.fork.is_child() {
             return fresh_in_child(home, class, len);
@@ -182,8 +191,7 @@ impl PinnedPool {
     ///
     /// As [`try_take`](Self::try_take), [`Error::NoCuda`], and [`Error::NotPinned`] with the reason.
     pub fn take_pinned(&self, min_size: usize) -> Result<PinnedBuffer, Error> {
-        let class = SizeClass::of(min_size)?;
-        let len = SizeClass::rounded_len(min_size)?;
+        let (class, len) = self.rounding.of_any(min_size)?;
         let home = self.home();
         if home.fork.is_child() {
             return Err(not_pinned(class, "this is a forked child, where CUDA cannot be used"));
@@ -222,7 +230,7 @@ impl PinnedPool {
     ///
     /// As [`take_pinned`](Self::take_pinned), when not even one could be page-locked, the cap among the reasons.
     pub fn prewarm(&self, min_size: usize, count: usize) -> Result<usize, Error> {
-        let class = SizeClass::of(min_size)?;
+        let (class, _) = self.rounding.of_any(min_size)?;
         let home = self.home();
         if home.fork.is_child() {
             return Err(not_pinned(class, "this is a forked child, where CUDA cannot be used"));
@@ -367,7 +375,7 @@ impl PinnedPool {
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     pub fn shelf_cycles(&self, min_size: usize, count: usize) -> usize {
-        let Ok(class) = SizeClass::of(min_size) else { return 0 };
+        let Ok((class, _)) = self.rounding.of_any(min_size) else { return 0 };
         let mut done = 0;
         while done < count
             && let Some((block, home)) = self.door.pop(class)

@@ -17,7 +17,7 @@ mod tests;
 use crate::block::Ready;
 use crate::boundary::Boundary;
 use crate::clock::{Clock, Tick};
-use crate::size_class::{CLASS_COUNT, SizeClass};
+use crate::size_class::SizeClass;
 use crate::stats::{Counts, ShelfCounts, Split};
 use crate::sync::{Arc, AtomicU32, Mutex, Ordering};
 use stack::{Shelved, Stack};
@@ -135,7 +135,7 @@ impl<T> Shelf<T> {
     pub(crate) fn new(cap_bytes: usize, counts: Arc<Counts>, clock: Arc<Clock>, owner: Weak<T>) -> Self {
         let budget = Budget { cap_bytes, boundary: Boundary::default(), bytes_bound: 0, blocks_bound: 0 };
         Self {
-            classes: (0..CLASS_COUNT).map(|_| ClassShelf::default()).collect(),
+            classes: counts.all_classes().all().map(|_| ClassShelf::default()).collect(),
             owner,
             budget: Mutex::new(budget),
             counts,
@@ -241,7 +241,7 @@ impl<T> Shelf<T> {
         let mut budget = self.budget.lock();
         self.fits(&budget, class, promised_bytes) && {
             let all_fits = || {
-                let smaller = (0..=class.index()).map(SizeClass::at);
+                let smaller = self.all_classes().take_while(|other| *other <= class);
                 let off_shelf_bytes = smaller.map(|other| off_shelf(other).saturating_mul(other.bytes()));
                 let claimed_bytes = off_shelf_bytes.fold(promised_bytes, usize::saturating_add);
                 self.fits(&budget, class, claimed_bytes)
@@ -291,11 +291,11 @@ impl<T> Shelf<T> {
         let now = self.clock.tick();
         let _budget = self.budget.lock();
         let mut freed_bytes = 0;
-        for index in (0..CLASS_COUNT).rev().filter(|index| *index != class.index()) {
-            let has_pinned = || self.classes[index].pooled[1].load(Ordering::Relaxed) > 0;
+        for other in self.all_classes().rev().filter(|other| *other != class) {
+            let has_pinned = || self.classes[other.index()].pooled[1].load(Ordering::Relaxed) > 0;
             while freed_bytes < bytes
                 && has_pinned()
-                && let Some(block) = self.pop_coldest(SizeClass::at(index), |since| since.age(now) >= rested)
+                && let Some(block) = self.pop_coldest(other, |since| since.age(now) >= rested)
             {
                 self.counts.class(block.class()).evictions.add(1);
                 if block.is_pinned() {
@@ -311,7 +311,7 @@ impl<T> Shelf<T> {
         /// Blocks looked at under one hold of a lock that takers want.
         const LOOKS: usize = 64;
         let _budget = self.budget.lock();
-        for (index, shelf) in self.classes.iter().enumerate() {
+        for (class, shelf) in self.all_classes().zip(&self.classes[..]) {
             let mut next = 0;
             loop {
                 let mut stack = shelf.blocks.lock();
@@ -329,7 +329,7 @@ impl<T> Shelf<T> {
                 shelf.count_pooled(pinned, |count| count - 1);
                 drop(stack);
                 drop(self.redeem());
-                self.counts.class(SizeClass::at(index)).evictions.add(1);
+                self.counts.class(class).evictions.add(1);
                 evicted(block);
             }
         }
@@ -346,8 +346,13 @@ impl<T> Shelf<T> {
         self.pooled_by_class().map(|(_, bytes)| bytes).fold(0, usize::saturating_add)
     }
 
+    /// Smallest first.
+    fn all_classes(&self) -> impl DoubleEndedIterator<Item = SizeClass> {
+        self.counts.all_classes().all()
+    }
+
     fn pooled_by_class(&self) -> impl Iterator<Item = (SizeClass, usize)> {
-        (0..CLASS_COUNT).map(SizeClass::at).map(|class| {
+        self.all_classes().map(|class| {
             let buffers = self.classes[class.index()].pooled_total();
             (class, buffers.saturating_mul(class.bytes()))
         })
@@ -361,7 +366,7 @@ impl<T> Shelf<T> {
     pub(crate) fn age_out(&self, max_age: impl Fn(SizeClass) -> Duration, mut aged: impl FnMut(Ready)) {
         let now = self.clock.tick();
         let _budget = self.budget.lock();
-        for class in (0..CLASS_COUNT).map(SizeClass::at) {
+        for class in self.all_classes() {
             let shelf = &self.classes[class.index()];
             if shelf.pooled_total() == 0 {
                 continue;
@@ -379,8 +384,7 @@ impl<T> Shelf<T> {
     /// The time until a block is too old for [`Self::age_out`]; `None` when the shelves are empty.
     pub(crate) fn next_due(&self, max_age: impl Fn(SizeClass) -> Duration) -> Option<Duration> {
         let now = self.clock.tick();
-        let used =
-            (0..CLASS_COUNT).filter(|index| self.classes[*index].pooled_total() > 0).map(SizeClass::at);
+        let used = self.all_classes().filter(|class| self.classes[class.index()].pooled_total() > 0);
         used.filter_map(|class| {
             let since = self.classes[class.index()].blocks.lock().all().front()?.since;
             Some(max_age(class).saturating_sub(since.age(now)))
@@ -403,7 +407,7 @@ impl<T> Shelf<T> {
                 (true, false) => lowest,
                 (false, false) => return,
             };
-            let mut classes = (lowest..CLASS_COUNT).rev().map(SizeClass::at);
+            let mut classes = self.all_classes().rev().take_while(|class| class.index() >= lowest);
             let Some(block) = classes.find_map(|class| self.pop_coldest(class, |_| true)) else {
                 // Takers were faster, or what is left is smaller; there is nothing to evict.
                 return;

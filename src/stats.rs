@@ -11,7 +11,7 @@ pub use snapshot::{ClassStats, Stats};
 
 use crate::config::BackingInUse;
 use crate::placement::{HugePagesInUse, NumaInUse};
-use crate::size_class::{CLASS_COUNT, SizeClass};
+use crate::size_class::{Classes, SizeClass};
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -205,6 +205,7 @@ impl ClassCounts {
 #[derive(Debug)]
 pub(crate) struct Counts {
     classes: Box<[ClassCounts]>,
+    all: Classes,
     pub(crate) context_waits: Count,
     /// Bytes that are registered or about to be; what the ceiling is held against.
     reserved_bytes: AtomicUsize,
@@ -213,19 +214,23 @@ pub(crate) struct Counts {
     peak_registered_bytes: AtomicUsize,
 }
 
-impl Default for Counts {
-    fn default() -> Self {
+impl Counts {
+    pub(crate) fn new(all: Classes) -> Self {
         Self {
-            classes: (0..CLASS_COUNT).map(|_| ClassCounts::default()).collect(),
+            classes: all.all().map(|_| ClassCounts::default()).collect(),
+            all,
             context_waits: Count::default(),
             reserved_bytes: AtomicUsize::new(0),
             registered_bytes: AtomicUsize::new(0),
             peak_registered_bytes: AtomicUsize::new(0),
         }
     }
-}
 
-impl Counts {
+    /// All classes of the pool.
+    pub(crate) fn all_classes(&self) -> Classes {
+        self.all
+    }
+
     #[inline]
     pub(crate) fn class(&self, class: SizeClass) -> &ClassCounts {
         &self.classes[class.index()]
@@ -300,8 +305,8 @@ impl Counts {
     }
 
     fn bytes_of(&self, blocks: impl Fn(&ClassCounts) -> u64) -> u64 {
-        let classes = (0..CLASS_COUNT).map(SizeClass::at);
-        let bytes = classes.map(|class| blocks(self.class(class)).saturating_mul(class.bytes() as u64));
+        let bytes =
+            self.all.all().map(|class| blocks(self.class(class)).saturating_mul(class.bytes() as u64));
         bytes.fold(0, u64::saturating_add)
     }
 
@@ -310,8 +315,9 @@ impl Counts {
     }
 
     pub(crate) fn snapshot(&self, shelf: impl Fn(SizeClass) -> ShelfCounts) -> Stats {
-        let classes: Vec<ClassStats> = (0..CLASS_COUNT)
-            .map(SizeClass::at)
+        let classes: Vec<ClassStats> = self
+            .all
+            .all()
             .map(|class| self.class(class).snapshot(class, || shelf(class)))
             // By every number: a block that `prewarm` page-locked may be quarantined and never have been taken.
             .filter(|class| *class != ClassStats { class_bytes: class.class_bytes, ..ClassStats::default() })
@@ -388,8 +394,8 @@ mod tests {
 
     #[test]
     fn what_graphs_held_once_hides_nothing_that_is_queued_or_out_later() {
-        let all = Counts::default();
-        let class = SizeClass::of(4096).unwrap();
+        let all = Counts::new(Classes::POWERS_OF_TWO);
+        let (class, _) = Classes::POWERS_OF_TWO.of(4096).unwrap();
         let counts = all.class(class);
         held_and_resumed(counts, 5);
         assert_eq!((all.queued_bytes(), counts.pinned_off_shelf(0)), (0, 0));

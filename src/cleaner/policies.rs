@@ -6,7 +6,7 @@ use crate::clock::TICK;
 use crate::home::Home;
 use crate::lanes::ReleaseJob;
 use crate::report::{Why, say};
-use crate::size_class::{CLASS_COUNT, SizeClass};
+use crate::size_class::SizeClass;
 use crate::sync::Instant;
 use std::time::Duration;
 
@@ -29,15 +29,44 @@ pub(super) struct Ageing {
     max_idle: Option<Duration>,
     /// By the pool's clock.
     next_look: Instant,
-    /// Bit `n`: since the last look a block of class `n` was passed over.
-    passed_over: u64,
+    /// Since the last look.
+    passed_over: PassedOver,
 }
 
-const _: () = assert!(CLASS_COUNT <= 64, "one bit a class");
+/// Of which classes blocks were passed over.
+#[derive(Clone, Copy, Default)]
+enum PassedOver {
+    #[default]
+    None,
+    One(SizeClass),
+    Several,
+}
+
+impl PassedOver {
+    fn add(&mut self, class: SizeClass) {
+        *self = match *self {
+            PassedOver::None => PassedOver::One(class),
+            PassedOver::One(other) if other == class => return,
+            _ => PassedOver::Several,
+        };
+    }
+
+    fn has_others_than(self, class: SizeClass) -> bool {
+        match self {
+            PassedOver::None => false,
+            PassedOver::One(other) => other != class,
+            PassedOver::Several => true,
+        }
+    }
+}
 
 impl Ageing {
     pub(super) fn new(home: &Home) -> Self {
-        Self { max_idle: home.settings.max_idle_time, next_look: home.clock.now(), passed_over: 0 }
+        Self {
+            max_idle: home.settings.max_idle_time,
+            next_look: home.clock.now(),
+            passed_over: PassedOver::None,
+        }
     }
 
     /// The time until a look at the shelves will find something that is too old; `None` when they are empty.
@@ -108,7 +137,7 @@ impl Cleaner {
     pub(super) fn pass_over(&mut self, class: SizeClass, pinned: bool) {
         say_passed_over(class, pinned);
         self.home.counts.class(class).passed_over.add(1);
-        self.ageing.passed_over |= 1 << class.index();
+        self.ageing.passed_over.add(class);
     }
 
     /// Whether a block that is not page-locked yet could be kept, now and when it comes back.
@@ -132,9 +161,8 @@ pub(super) fn say_passed_over(class: SizeClass, pinned: bool) {
 }
 
 /// How long a block of the class may lie.
-fn max_age(max_idle: Duration, passed_over: u64, class: SizeClass) -> Duration {
-    let others = passed_over & !(1 << class.index());
-    if others == 0 { max_idle } else { (max_idle / PRESSED).max(TICK) }
+fn max_age(max_idle: Duration, passed_over: PassedOver, class: SizeClass) -> Duration {
+    if passed_over.has_others_than(class) { (max_idle / PRESSED).max(TICK) } else { max_idle }
 }
 
 #[cfg(all(test, feature = "sim", not(loom)))]
@@ -153,7 +181,7 @@ mod tests {
         cleaner.pass();
         // It slept, without a timer because the shelves were empty, and somebody had a buffer all the time.
         home.clock.skip(Duration::from_secs(3600));
-        let class = SizeClass::of(1).unwrap();
+        let (class, _) = Classes::POWERS_OF_TWO.of(1).unwrap();
         let block = Out::fresh(Pages::map(class.bytes()).unwrap(), class).give_back(1, None, 0, 0);
         home.inbox.push(class, block);
         cleaner.pass();

@@ -8,13 +8,13 @@ use crate::home::Home;
 use crate::inbox::Inbox;
 use crate::lanes::{ContextVerdict, Lane, LaneResult, context_lane};
 use crate::pages::Pages;
-use crate::size_class::SizeClass;
+use crate::size_class::Classes;
 use crate::sync::{Arc, Instant, Ordering, from_now, thread};
 
 pub fn nothing_handed_over_is_lost_or_doubled() {
     check(Some(3), || {
-        let inbox = Arc::new(Inbox::default());
-        let class = SizeClass::at(0);
+        let inbox = Arc::new(Inbox::new(Classes::POWERS_OF_TWO));
+        let class = Classes::POWERS_OF_TWO.at(0);
         let cleaner = {
             let inbox = inbox.clone();
             thread::spawn(move || take_all(&inbox))
@@ -114,7 +114,7 @@ pub fn no_context_wide_wait_is_made_while_they_are_held() {
         home.contexts.of_stream(&home.driver, &stream_ref());
         let lane = {
             let home = home.clone();
-            let class = SizeClass::at(0);
+            let class = Classes::POWERS_OF_TWO.at(0);
             let block = Out::fresh(Pages::map(class.bytes()).expect("a page"), class);
             let block = block.give_back(0, None, 0, 0);
             thread::spawn(move || {

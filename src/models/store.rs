@@ -10,7 +10,7 @@ use crate::events;
 use crate::pages::Pages;
 use crate::regions::{self, ExternalRegion};
 use crate::shelf::{Placed, Shelf};
-use crate::size_class::SizeClass;
+use crate::size_class::{Classes, SizeClass};
 use crate::stats::Counts;
 use crate::sync::{Arc, AtomicBool, Ordering, Progress, thread};
 
@@ -24,7 +24,8 @@ struct Shelves {
 impl Shelves {
     fn new(cap_bytes: usize) -> Self {
         let (owner, clock) = (Arc::new(()), Arc::new(Clock::default()));
-        let shelf = Shelf::new(cap_bytes, Arc::default(), clock, Arc::downgrade(&owner));
+        let counts = Arc::new(Counts::new(Classes::POWERS_OF_TWO));
+        let shelf = Shelf::new(cap_bytes, counts, clock, Arc::downgrade(&owner));
         Self { owner, shelf: Arc::new(shelf) }
     }
 
@@ -64,7 +65,7 @@ fn free(block: Ready) {
 
 pub fn a_shelved_block_is_popped_once_and_the_counts_stay_right() {
     check(Some(3), || {
-        let (shelves, class) = (Shelves::new(8), SizeClass::at(0));
+        let (shelves, class) = (Shelves::new(8), Classes::POWERS_OF_TWO.at(0));
         shelves.push(class);
         let popper = {
             let shelves = shelves.clone();
@@ -86,7 +87,8 @@ pub fn a_shelved_block_is_popped_once_and_the_counts_stay_right() {
 
 pub fn the_cap_holds_at_every_moment() {
     check(Some(2), || {
-        let (shelves, small, large) = (Shelves::new(2), SizeClass::at(0), SizeClass::at(1));
+        let (shelves, small, large) =
+            (Shelves::new(2), Classes::POWERS_OF_TWO.at(0), Classes::POWERS_OF_TWO.at(1));
         shelves.push(small);
         let pushers = [small, large].map(|class| {
             let shelves = shelves.clone();
@@ -108,7 +110,7 @@ pub fn the_cap_holds_at_every_moment() {
 
 pub fn a_lowered_cap_is_obeyed_when_the_call_returns() {
     check(Some(3), || {
-        let (shelves, class) = (Shelves::new(2), SizeClass::at(0));
+        let (shelves, class) = (Shelves::new(2), Classes::POWERS_OF_TWO.at(0));
         shelves.push(class);
         let pusher = {
             let shelves = shelves.clone();
@@ -189,7 +191,7 @@ pub fn a_waiter_never_misses_an_announcement() {
 
 pub fn no_more_is_reserved_than_the_ceiling_allows() {
     check(None, || {
-        let counts = Arc::new(Counts::default());
+        let counts = Arc::new(Counts::new(Classes::POWERS_OF_TWO));
         let other = {
             let counts = counts.clone();
             thread::spawn(move || counts.reserve(1, 1))

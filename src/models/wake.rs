@@ -3,17 +3,17 @@
 use super::{FOREVER, check, take_all};
 use crate::bell::{Bell, Ring};
 use crate::inbox::Inbox;
-use crate::size_class::SizeClass;
+use crate::size_class::Classes;
 use crate::sync::{Arc, thread};
 
 type Shared = Arc<(Bell, Inbox<u32>)>;
 
 fn shared() -> Shared {
-    Arc::new((Bell::default(), Inbox::default()))
+    Arc::new((Bell::default(), Inbox::new(Classes::POWERS_OF_TWO)))
 }
 
 fn drop_one(shared: &Shared) -> Ring {
-    shared.1.push(SizeClass::at(0), 1);
+    shared.1.push(Classes::POWERS_OF_TWO.at(0), 1);
     shared.0.ring()
 }
 

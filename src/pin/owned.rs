@@ -10,7 +10,7 @@ use crate::driver::{Driver, exit};
 use crate::error::Error;
 use crate::holds::GraphHold;
 use crate::pages::{Owner, Pages};
-use crate::size_class::SizeClass;
+use crate::size_class::Classes;
 use crate::stream::AsStream;
 use crate::sync::{Arc, Condvar, Mutex};
 use bytemuck::Pod;
@@ -98,8 +98,8 @@ impl<C: Pinnable> Pinned<C> {
         let vec = container.into_vec();
         let region = Region::of(&vec);
         let refused = |cause, vec| Err((PinError::of(region, cause), C::from_vec(vec)));
-        let class = match SizeClass::of(region.len) {
-            Ok(class) => class,
+        let class = match Classes::POWERS_OF_TWO.of(region.len) {
+            Ok((class, _)) => class,
             Err(error) => return refused(error, vec),
         };
         let caretaker = match Caretaker::of(driver) {

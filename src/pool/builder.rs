@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::home::{Home, memory_nodes};
 use crate::machine;
 use crate::placement::HugePages;
+use crate::size_class::SizeClasses;
 use crate::stream::AsStream;
 use std::time::Duration;
 
@@ -139,6 +140,15 @@ impl PoolBuilder {
     /// of the buffer is written. `prewarm` makes misses go away instead.
     pub fn prefault_misses(mut self, on: bool) -> Self {
         self.settings.prefault_misses = on;
+        self
+    }
+
+    /// To which sizes requests are rounded up, by default powers of two: finer steps waste less memory, and more
+    /// different classes share less of it.
+    ///
+    /// `len()` of a buffer is the size of its class, so with other classes it may be no power of two.
+    pub fn size_classes(mut self, classes: SizeClasses) -> Self {
+        self.settings.size_classes = classes;
         self
     }
 

@@ -123,7 +123,8 @@ impl Stats {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClassStats {
-    /// Bytes of every block of the class, a power of two.
+    /// Bytes of every block of the class: a power of two, or a step between two of them where
+    /// [`SizeClasses`](crate::SizeClasses) ask for it.
     pub class_bytes: usize,
     /// Takes served by a page-locked block from the shelf.
     pub hits: u64,
