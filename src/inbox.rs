@@ -51,12 +51,16 @@ impl<T> Inbox<T> {
         let (sender, _) = slot.get_or_init(|| bounded(SLOTS_PER_CLASS));
         match sender.try_send(value) {
             Ok(()) => self.flag_class(class),
-            Err(TrySendError::Full(value) | TrySendError::Disconnected(value)) => {
-                // The receiver lives beside the sender, so a refusal is impossible.
-                let _ = self.overflow.0.send((class, value));
-                self.flag(OVERFLOW_BIT);
-            }
+            Err(refused) => self.push_over(class, refused.into_inner()),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push_over(&self, class: SizeClass, value: T) {
+        // The receiver lives beside the sender, so a refusal is impossible.
+        let _ = self.overflow.0.send((class, value));
+        self.flag(OVERFLOW_BIT);
     }
 
     /// Says that the cleaner should look at the class, without a value.
@@ -245,6 +249,7 @@ mod shim {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::size_class::SizeClasses;
 
     #[test]
     fn an_overflowing_class_loses_nothing() {
@@ -265,7 +270,7 @@ mod tests {
 
     #[test]
     fn the_overflow_is_flagged_when_something_is_there_and_only_then() {
-        let inbox = Inbox::default();
+        let inbox = Inbox::new(Classes::POWERS_OF_TWO);
         let (class, _) = Classes::POWERS_OF_TWO.of(1).unwrap();
         (0..SLOTS_PER_CLASS).for_each(|number| inbox.push(class, number));
         let mut flagged = inbox.take_flags();
@@ -275,5 +280,23 @@ mod tests {
         let mut flagged = inbox.take_flags();
         assert!(flagged.overflow && flagged.next().is_none(), "its class is full");
         assert_eq!(inbox.pop_overflow(), Some(SLOTS_PER_CLASS));
+    }
+
+    /// Several classes share a flag, one of them with the overflow, where there are more classes than flags.
+    #[test]
+    fn what_waits_in_any_of_many_classes_is_found_smallest_first() {
+        let classes = Classes::new(SizeClasses::Steps { per_doubling: 8, from_bytes: 1 });
+        assert!(classes.count() > 3 * 64, "{}", classes.count());
+        let inbox = Inbox::new(classes);
+        let given: Vec<usize> =
+            (12..classes.count()).filter(|index| index % 7 == 0 || index % 64 == 63).collect();
+        given.iter().rev().for_each(|index| inbox.push(classes.at(*index), *index));
+        let flagged = inbox.take_flags();
+        let mut found = Vec::new();
+        for class in flagged {
+            found.extend(std::iter::from_fn(|| inbox.pop(class)));
+        }
+        assert_eq!(found, given);
+        assert!(!inbox.has_arrivals() && inbox.pop_overflow().is_none());
     }
 }

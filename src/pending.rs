@@ -210,6 +210,7 @@ impl Pending {
     /// The next block after `after` that a taker may ask about: its events alone decide, and `fits`.
     ///
     /// Blocks that are known to be done come with no events; `device_in_use` is false where every block is.
+    #[inline]
     pub(crate) fn candidate(
         &self,
         class: SizeClass,

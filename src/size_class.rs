@@ -147,13 +147,13 @@ impl Classes {
         let step_log2 = log2 - steps_log2;
         let steps = (bytes - (1 << log2)).div_ceil(1 << step_log2);
         let index = self.index_of_doubling(log2) + steps;
-        Ok((SizeClass { index: index as u8, classes: self }, (1 << log2) + (steps << step_log2)))
+        Ok((SizeClass::new(index, self), (1 << log2) + (steps << step_log2)))
     }
 
     /// The class at an array position, for loops over all classes.
     pub(crate) fn at(self, index: usize) -> SizeClass {
         debug_assert!(index < self.count());
-        SizeClass { index: index as u8, classes: self }
+        SizeClass::new(index, self)
     }
 
     /// Every class, smallest first.
@@ -186,8 +186,8 @@ impl Rounding {
             return None;
         }
         let len = bytes.next_power_of_two();
-        let index = len.max(page_bytes()).trailing_zeros() as u8;
-        Some((SizeClass { index, classes: self.classes }, len))
+        let index = len.max(page_bytes()).trailing_zeros() as usize;
+        Some((SizeClass::new(index, self.classes), len))
     }
 
     /// As [`Classes::of`].
@@ -197,21 +197,27 @@ impl Rounding {
 }
 
 /// A size, at least a page; of one pool's classes, the larger one is the greater.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub(crate) struct SizeClass {
-    index: u8,
-    classes: Classes,
-}
+///
+/// One number, so that it stays in one register: its place among the classes, and below that the classes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct SizeClass(u16);
 
 impl SizeClass {
+    #[inline]
+    fn new(index: usize, classes: Classes) -> Self {
+        Self((index << 8) as u16 | u16::from(classes.0))
+    }
+
     /// Where it stands in an array of as many as there are classes.
     #[inline]
     pub(crate) fn index(self) -> usize {
-        usize::from(self.index)
+        usize::from(self.0 >> 8)
     }
 
+    /// Never a part of its callers: moved out of a branch that is not taken, it would cost a take fifty instructions.
+    #[inline(never)]
     pub(crate) fn bytes(self) -> usize {
-        let (steps_log2, from_log2) = self.classes.parts();
+        let (steps_log2, from_log2) = Classes(self.0 as u8).parts();
         let index = self.index();
         let Some(behind) = index.checked_sub(from_log2) else { return 1 << index };
         let cut = STEPS_LOG2_MAX.saturating_sub(from_log2);
@@ -221,6 +227,12 @@ impl SizeClass {
         } else {
             1 << (from_log2 + cut + (behind - (cut << steps_log2)))
         }
+    }
+}
+
+impl std::fmt::Debug for SizeClass {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SizeClass({}: {} bytes)", self.index(), self.bytes())
     }
 }
 

@@ -59,6 +59,8 @@ impl Stack {
         self.filled = moved as u8;
     }
 
+    // Small, and needed in two places: left to itself, the compiler makes a call of it in some builds and in others not.
+    #[inline(always)]
     fn put(&mut self, place: usize, block: Ready, pinned: bool, since: Tick) {
         self.top[place] = Some(block);
         self.pinned = self.pinned & !(1 << place) | u8::from(pinned) << place;
