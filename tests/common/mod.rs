@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // Enqueueing a copy promises that the memory stays valid until it is done.
 
 use pinpool::sim::{Sim, SimBuffer, SimContext, SimStream};
-use pinpool::{Backing, PinnedBuffer, PinnedPool, PoolBuilder, Stats};
+use pinpool::{Backing, PinnedBuffer, PinnedPool, PoolBuilder, SizeClasses, Stats};
 use std::time::Duration;
 
 /// Long enough that only a hang reaches it.
@@ -20,6 +20,16 @@ pub fn backing() -> Backing {
         Ok("registered") => Backing::Registered,
         Ok("host_pinned") => Backing::HostPinned,
         Ok(other) => panic!("PINPOOL_TEST_BACKING={other}"),
+    }
+}
+
+/// To which classes the suites' pools round, by `PINPOOL_TEST_SIZE_CLASSES` (`eighths`, from as low as they go); the
+/// promises hold with each.
+pub fn size_classes() -> SizeClasses {
+    match std::env::var("PINPOOL_TEST_SIZE_CLASSES").as_deref() {
+        Err(_) => SizeClasses::PowerOfTwo,
+        Ok("eighths") => SizeClasses::Steps { per_doubling: 8, from_bytes: 1 },
+        Ok(other) => panic!("PINPOOL_TEST_SIZE_CLASSES={other}"),
     }
 }
 
@@ -71,8 +81,8 @@ impl Rig {
     pub fn with(sim: Sim, settings: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
         let context = sim.context(0);
         // On a machine so busy that the cleaner is taken off its core in mid-move, a take must not give up on it.
-        let builder =
-            PinnedPool::builder().driver(sim.driver()).harvest_wait_limit(PATIENCE).backing(backing());
+        let builder = PinnedPool::builder().driver(sim.driver()).harvest_wait_limit(PATIENCE);
+        let builder = builder.backing(backing()).size_classes(size_classes());
         let pool = settings(builder).build().unwrap();
         Self { pool, context, sim }
     }
