@@ -305,7 +305,7 @@ mod tests {
         let mut spare = None;
         context.stream().with_stream_ref(|stream| {
             let known = contexts.of_stream(&driver, stream);
-            let used = record(&driver, known.clone(), None, stream).expect("a record");
+            let used = record(&driver, known.clone(), None, stream, None).expect("a record");
             contexts.end(&driver, &known);
             keep(&mut spare, used);
             assert!(spare.is_none(), "it would keep a context alive that is no use to anybody");
@@ -328,7 +328,7 @@ mod tests {
             ordinary.with_stream_ref(|stream| {
                 let known = contexts.of_stream(&driver, stream);
                 let stream = StreamRef { stream: StreamHandle(handle), ..*stream };
-                let used = record(&driver, known, None, &stream).expect("a record");
+                let used = record(&driver, known, None, &stream, None).expect("a record");
                 (used.key, used.sequence)
             })
         };

@@ -87,10 +87,10 @@ pub fn init_global(builder: PoolBuilder) -> Result<&'static PinnedPool, Error> {
 fn from_environment(read: impl Fn(&str) -> Option<String>, unread: &mut Vec<Error>) -> PinnedPool {
     // Set to nothing is not set.
     let read = |name: &str| read(name).filter(|text| !text.trim().is_empty());
-    let disabled = parsed(&read, DISABLE, parse_switch, unread);
-    let cap = parsed(&read, MAX_POOLED_BYTES, parse_bytes, unread);
-    let idle = parsed(&read, MAX_IDLE_SECONDS, parse_seconds, unread);
-    let classes = parsed(&read, SIZE_CLASSES, SizeClasses::parse, unread);
+    let disabled = parsed(read, DISABLE, parse_switch, unread);
+    let cap = parsed(read, MAX_POOLED_BYTES, parse_bytes, unread);
+    let idle = parsed(read, MAX_IDLE_SECONDS, parse_seconds, unread);
+    let classes = parsed(read, SIZE_CLASSES, SizeClasses::parse, unread);
     let mut builder = PinnedPool::builder().driver(Driver::auto());
     if let Some(time) = idle {
         builder = builder.max_idle_time(Some(time).filter(|time| !time.is_zero()));
@@ -220,6 +220,7 @@ mod tests {
         assert_eq!(pool.max_pooled_bytes(), 12345);
         let pool = from_environment(|name| (name == SIZE_CLASSES).then(|| "4:65536".into()), &mut unread);
         assert_eq!(pool.take(65537).len(), 81920, "a step of a quarter of 64 KiB");
+        assert_eq!(pool.renewed().unwrap().take(65537).len(), 81920, "in a forked child too");
         let pool = from_environment(|name| (name == DISABLE).then(|| "1".into()), &mut unread);
         assert!(unread.is_empty());
         assert_eq!(pool.max_pooled_bytes(), 0);

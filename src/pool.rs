@@ -370,26 +370,6 @@ impl PinnedPool {
         CleanerHold { home: self.home().clone() }
     }
 
-    /// For the bench of the shelf alone: takes a ready block off and puts it back, `count` times; gives how often
-    /// there was one. Only with feature `sim`.
-    #[cfg(feature = "sim")]
-    #[doc(hidden)]
-    pub fn shelf_cycles(&self, min_size: usize, count: usize) -> usize {
-        let Ok((class, _)) = self.rounding.of_any(min_size) else { return 0 };
-        let mut done = 0;
-        while done < count
-            && let Some((block, home)) = self.door.pop(class)
-        {
-            let mut evicted = Vec::new();
-            if let Placed::Refused(block) = self.home.shelf.push(block, home, |other| evicted.push(other)) {
-                evicted.push(block);
-            }
-            self.home.let_go(evicted, Why::Cap);
-            done += 1;
-        }
-        done
-    }
-
     /// Deals with everything returned, unregisters and frees everything pooled, ends the threads, and
     /// reports. Waits for outstanding device work at most as long as the builder says; what has not
     /// finished by then is quarantined. The next drop of a buffer starts the pool again.

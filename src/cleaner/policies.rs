@@ -170,6 +170,7 @@ mod tests {
     use super::*;
     use crate::block::Out;
     use crate::config::Settings;
+    use crate::size_class::Classes;
     use crate::driver::Driver;
     use crate::pages::Pages;
     use crate::sync::thread;
