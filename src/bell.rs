@@ -124,7 +124,7 @@ impl Bell {
 mod tests {
     use super::*;
     use crate::inbox::Inbox;
-    use crate::size_class::Classes;
+    use crate::size_class::SizeClass;
     use crate::sync::Arc;
 
     #[test]
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_parked_thread_is_woken_by_what_arrives() {
         let bell = Arc::new(Bell::default());
-        let inbox = Arc::new(Inbox::new(Classes::POWERS_OF_TWO));
+        let inbox = Arc::new(Inbox::default());
         bell.ring();
         let thread = {
             let (bell, inbox) = (bell.clone(), inbox.clone());
@@ -207,7 +207,7 @@ mod tests {
             })
         };
         for number in 0..1000 {
-            inbox.push(Classes::POWERS_OF_TWO.at(12), number);
+            inbox.push(SizeClass::of(1).unwrap(), number);
             bell.ring();
         }
         thread.join().unwrap();

@@ -210,7 +210,6 @@ mod tests {
     use crate::config::Settings;
     use crate::driver::Driver;
     use crate::pages::Pages;
-    use crate::size_class::Classes;
     use crate::sync::{AtomicUsize, Ordering};
 
     #[test]
@@ -221,7 +220,7 @@ mod tests {
             STARTS.fetch_add(1, Ordering::SeqCst);
             None
         });
-        let (class, _) = Classes::POWERS_OF_TWO.of(1).unwrap();
+        let class = SizeClass::of(1).unwrap();
         let block = Out::fresh(Pages::map(class.bytes()).unwrap(), class).give_back(1, None, 0, 0);
         home.inbox.push(class, block);
         // The cleaner has just looked at the flags, and comes to the class too late.

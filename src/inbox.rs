@@ -34,6 +34,13 @@ pub(crate) struct Inbox<T> {
 
 const OVERFLOW_BIT: u64 = 1 << 63;
 
+#[cfg(any(test, loom))]
+impl<T> Default for Inbox<T> {
+    fn default() -> Self {
+        Self::new(Classes::POWERS_OF_TWO)
+    }
+}
+
 impl<T> Inbox<T> {
     pub(crate) fn new(all: Classes) -> Self {
         Self {
@@ -253,8 +260,8 @@ mod tests {
 
     #[test]
     fn an_overflowing_class_loses_nothing() {
-        let inbox = Inbox::new(Classes::POWERS_OF_TWO);
-        let (class, _) = Classes::POWERS_OF_TWO.of(1).unwrap();
+        let inbox = Inbox::default();
+        let class = SizeClass::of(1).unwrap();
         let count = SLOTS_PER_CLASS * 2 + 7;
         (0..count).for_each(|number| inbox.push(class, number));
         let flagged = inbox.take_flags();
@@ -270,8 +277,8 @@ mod tests {
 
     #[test]
     fn the_overflow_is_flagged_when_something_is_there_and_only_then() {
-        let inbox = Inbox::new(Classes::POWERS_OF_TWO);
-        let (class, _) = Classes::POWERS_OF_TWO.of(1).unwrap();
+        let inbox = Inbox::default();
+        let class = SizeClass::of(1).unwrap();
         (0..SLOTS_PER_CLASS).for_each(|number| inbox.push(class, number));
         let mut flagged = inbox.take_flags();
         assert!(!flagged.overflow, "everything found a slot");

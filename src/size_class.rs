@@ -203,6 +203,12 @@ impl Rounding {
 pub(crate) struct SizeClass(u16);
 
 impl SizeClass {
+    /// For tests of what is the same with all classes.
+    #[cfg(test)]
+    pub(crate) fn of(bytes: usize) -> Result<Self, Error> {
+        Classes::POWERS_OF_TWO.of(bytes).map(|(class, _)| class)
+    }
+
     #[inline]
     fn new(index: usize, classes: Classes) -> Self {
         Self((index << 8) as u16 | u16::from(classes.0))

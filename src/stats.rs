@@ -214,6 +214,13 @@ pub(crate) struct Counts {
     peak_registered_bytes: AtomicUsize,
 }
 
+#[cfg(any(test, loom))]
+impl Default for Counts {
+    fn default() -> Self {
+        Self::new(Classes::POWERS_OF_TWO)
+    }
+}
+
 impl Counts {
     pub(crate) fn new(all: Classes) -> Self {
         Self {
@@ -394,8 +401,8 @@ mod tests {
 
     #[test]
     fn what_graphs_held_once_hides_nothing_that_is_queued_or_out_later() {
-        let all = Counts::new(Classes::POWERS_OF_TWO);
-        let (class, _) = Classes::POWERS_OF_TWO.of(4096).unwrap();
+        let all = Counts::default();
+        let class = SizeClass::of(4096).unwrap();
         let counts = all.class(class);
         held_and_resumed(counts, 5);
         assert_eq!((all.queued_bytes(), counts.pinned_off_shelf(0)), (0, 0));

@@ -1,10 +1,9 @@
 //! A block's states, without a pool.
 
 use super::*;
-use crate::size_class::Classes;
 
 fn fresh(bytes: usize) -> Out {
-    let (class, _) = Classes::POWERS_OF_TWO.of(bytes).unwrap();
+    let class = SizeClass::of(bytes).unwrap();
     Out::fresh(Pages::map(class.bytes()).unwrap(), class)
 }
 

@@ -170,7 +170,6 @@ mod tests {
     use super::*;
     use crate::block::Out;
     use crate::config::Settings;
-    use crate::size_class::Classes;
     use crate::driver::Driver;
     use crate::pages::Pages;
     use crate::sync::thread;
@@ -182,7 +181,7 @@ mod tests {
         cleaner.pass();
         // It slept, without a timer because the shelves were empty, and somebody had a buffer all the time.
         home.clock.skip(Duration::from_secs(3600));
-        let (class, _) = Classes::POWERS_OF_TWO.of(1).unwrap();
+        let class = SizeClass::of(1).unwrap();
         let block = Out::fresh(Pages::map(class.bytes()).unwrap(), class).give_back(1, None, 0, 0);
         home.inbox.push(class, block);
         cleaner.pass();

@@ -13,7 +13,7 @@ use crate::sync::{Arc, Instant, Ordering, from_now, thread};
 
 pub fn nothing_handed_over_is_lost_or_doubled() {
     check(Some(3), || {
-        let inbox = Arc::new(Inbox::new(Classes::POWERS_OF_TWO));
+        let inbox = Arc::new(Inbox::default());
         let class = Classes::POWERS_OF_TWO.at(0);
         let cleaner = {
             let inbox = inbox.clone();

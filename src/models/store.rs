@@ -24,7 +24,7 @@ struct Shelves {
 impl Shelves {
     fn new(cap_bytes: usize) -> Self {
         let (owner, clock) = (Arc::new(()), Arc::new(Clock::default()));
-        let counts = Arc::new(Counts::new(Classes::POWERS_OF_TWO));
+        let counts = Arc::new(Counts::default());
         let shelf = Shelf::new(cap_bytes, counts, clock, Arc::downgrade(&owner));
         Self { owner, shelf: Arc::new(shelf) }
     }
@@ -191,7 +191,7 @@ pub fn a_waiter_never_misses_an_announcement() {
 
 pub fn no_more_is_reserved_than_the_ceiling_allows() {
     check(None, || {
-        let counts = Arc::new(Counts::new(Classes::POWERS_OF_TWO));
+        let counts = Arc::new(Counts::default());
         let other = {
             let counts = counts.clone();
             thread::spawn(move || counts.reserve(1, 1))

@@ -9,7 +9,7 @@ use crate::sync::{Arc, thread};
 type Shared = Arc<(Bell, Inbox<u32>)>;
 
 fn shared() -> Shared {
-    Arc::new((Bell::default(), Inbox::new(Classes::POWERS_OF_TWO)))
+    Arc::new((Bell::default(), Inbox::default()))
 }
 
 fn drop_one(shared: &Shared) -> Ring {

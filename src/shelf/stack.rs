@@ -130,10 +130,10 @@ mod tests {
     use crate::clock::Clock;
     use crate::driver::Driver;
     use crate::pages::Pages;
-    use crate::size_class::Classes;
+    use crate::size_class::SizeClass;
 
     fn ready() -> Ready {
-        let (class, _) = Classes::POWERS_OF_TWO.of(1).unwrap();
+        let class = SizeClass::of(1).unwrap();
         let out = Out::fresh(Pages::map(class.bytes()).unwrap(), class);
         out.never_handed_out().into_ready(&Driver::host_only()).unwrap()
     }

@@ -4,10 +4,9 @@ use super::*;
 use crate::block::Out;
 use crate::driver::Driver;
 use crate::pages::Pages;
-use crate::size_class::Classes;
 
 fn ready() -> Ready {
-    let (class, _) = Classes::POWERS_OF_TWO.of(1).unwrap();
+    let class = SizeClass::of(1).unwrap();
     let out = Out::fresh(Pages::map(class.bytes()).unwrap(), class);
     out.never_handed_out().into_ready(&Driver::host_only()).unwrap()
 }
@@ -15,8 +14,8 @@ fn ready() -> Ready {
 #[test]
 fn every_block_on_a_shelf_stands_for_one_reference_to_its_owner() {
     let owner = Arc::new(());
-    let (class, _) = Classes::POWERS_OF_TWO.of(1).unwrap();
-    let (counts, clock) = (Arc::new(Counts::new(Classes::POWERS_OF_TWO)), Arc::new(Clock::default()));
+    let class = SizeClass::of(1).unwrap();
+    let (counts, clock) = (Arc::new(Counts::default()), Arc::new(Clock::default()));
     let shelf = Shelf::new(8 * class.bytes(), counts, clock, Arc::downgrade(&owner));
     let mut gone = Vec::new();
     for _ in 0..10 {
