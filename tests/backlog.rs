@@ -77,7 +77,11 @@ fn behind_a_driver_that_hangs_pageable_memory_is_freed_all_the_same() {
     }
     until("all are dealt with", || rig.pool.stats().queued_buffers == 0);
     let stats = rig.pool.stats();
-    assert!(stats.freeing_bytes <= 258 * MIB, "{stats}");
+    assert_eq!(
+        stats.freeing_bytes,
+        256 * MIB,
+        "so much waits for the lane, the cleaner did the rest: {stats}"
+    );
     assert_eq!(stats.passed_over, 3_000, "{stats}");
     rig.sim.clear_faults();
     rig.drain();

@@ -314,3 +314,18 @@ fn where_nothing_can_be_page_locked_the_last_ones_returned_are_kept() {
     assert_eq!([pool.take(1 << 16).as_ptr(), addresses[0]].map(|at| at == addresses[2]), [true, false]);
     assert!(pool.shutdown().completed);
 }
+
+#[test]
+fn what_is_being_page_locked_takes_no_room_from_smaller_classes() {
+    let rig = capped(MIB);
+    rig.sim.fail(lock_call(), pinpool::sim::Fault::hang());
+    drop(rig.pool.take(MIB));
+    common::until("the lane hangs", || rig.sim.hanging_calls() == 1);
+    drop(rig.pool.take(64 * KIB));
+    common::until("it is with the lane", || !rig.pool.drain(std::time::Duration::from_millis(5)));
+    rig.sim.clear_faults();
+    rig.drain();
+    let stats = rig.assert_balanced();
+    assert_eq!((stats.passed_over, pooled(&rig, 64 * KIB)), (0, 1), "{stats}");
+    rig.finish();
+}

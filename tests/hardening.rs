@@ -264,3 +264,27 @@ fn a_pool_that_is_dropped_waits_for_the_end_of_a_hold_and_of_a_capture_before_it
         until("the memory was leaked although the hold was over in time", || locked_bytes(&sim) == 0);
     }
 }
+
+#[test]
+fn what_is_page_locked_at_the_last_moment_of_a_shutdown_is_let_go_like_the_rest() {
+    let rig = Rig::with(Sim::new(), |builder| builder.shutdown_timeout(Duration::from_millis(20)));
+    // The lane has half a second after the deadline, which a busy machine may take from it.
+    let in_time = (0..20).any(|_| {
+        rig.shelve(4 * KIB, 1);
+        let quarantined = rig.pool.stats().quarantined_bytes;
+        rig.sim.fail(lock_call(), Fault::hang());
+        drop(rig.pool.take(LEN));
+        until("the lane hangs", || rig.sim.hanging_calls() == 1);
+        let report = std::thread::scope(|scope| {
+            let shutdown = scope.spawn(|| rig.pool.shutdown());
+            until("the shelves are cleared", || rig.pool.stats().pooled_buffers == 0);
+            rig.sim.clear_faults();
+            shutdown.join().unwrap()
+        });
+        let leaked = rig.assert_balanced().quarantined_bytes - quarantined;
+        assert!(!report.completed || leaked == 0, "{report:?}");
+        report.completed
+    });
+    assert!(in_time, "no call returned in time");
+    rig.finish();
+}

@@ -399,3 +399,38 @@ fn what_is_given_up_on_gives_back_the_events_that_it_keeps() {
     assert_eq!(rig.sim.calls("cuEventCreate"), 2);
     rig.finish();
 }
+
+#[test]
+fn a_guard_that_outlives_its_pool_leaves_no_thread_behind() {
+    let rig = Rig::with(Sim::new(), |builder| builder.thread_name("outlive"));
+    let buffer = rig.pinned(LEN);
+    let Rig { pool, sim, context } = rig;
+    drop(pool);
+    until("the pool's threads end", || threads_named("outlive") == 0);
+    drop(buffer);
+    until("its memory is let go", || locked_bytes(&sim) == 0);
+    until("the thread that did it ends", || threads_named("outlive") == 0);
+    drop(context);
+}
+
+#[test]
+fn a_pool_that_is_dropped_waits_for_the_work_on_what_was_returned() {
+    let rig = Rig::with(Sim::new(), |builder| builder.shutdown_timeout(PATIENCE));
+    let (stream, other) = (rig.context.stream(), rig.context.stream());
+    let mut buffer = rig.pinned(LEN);
+    stream.hold();
+    buffer.record_last_use(&stream).unwrap();
+    drop(buffer);
+    until("it is waited for", || {
+        !rig.pool.drain(Duration::from_millis(1)) && rig.sim.calls("cuEventQuery") > 0
+    });
+    let Rig { pool, sim, context } = rig;
+    drop(pool);
+    // The cleaner goes on asking: it has not given up.
+    let asked = sim.calls("cuEventQuery");
+    until("it is asked for", || sim.calls("cuEventQuery") > asked + 10);
+    stream.release();
+    sim.run_until_idle();
+    until("its memory is let go", || locked_bytes(&sim) == 0);
+    drop((stream, other, context));
+}

@@ -127,3 +127,46 @@ impl Cleaner {
         spared
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::block::{Fate, Out};
+    use crate::holds::Captured;
+    use crate::pages::Pages;
+    use crate::size_class::SizeClass;
+
+    /// A block of a graph that never ends.
+    fn held() -> Returned {
+        let class = SizeClass::of(1).unwrap();
+        let mut out = Out::fresh(Pages::map(class.bytes()).unwrap(), class);
+        out.holds().lock().add(Captured::ForEver);
+        out.worsen(Fate::Captured);
+        out.give_back(0, None, 0, 0)
+    }
+
+    #[test]
+    fn looks_in_vain_become_rarer_and_none_is_made_before_its_time() {
+        let mut held_for = ForGraphs::default();
+        held_for.add(held());
+        let mut pauses = Vec::new();
+        for _ in 0..9 {
+            held_for.next_look = None;
+            let before = Instant::now();
+            assert_eq!(held_for.take_released().len(), 0);
+            assert!(held_for.next_look.is_some_and(|next| next >= before + held_for.pause));
+            pauses.push(held_for.pause.as_millis());
+        }
+        assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 100, 100, 100]);
+        // It is not time yet: nothing is looked at, and nothing changes.
+        let next = Instant::now() + Duration::from_secs(3600);
+        (held_for.next_look, held_for.pause) = (Some(next), PAUSE_MIN);
+        assert_eq!(held_for.take_released().len(), 0);
+        assert_eq!((held_for.next_look, held_for.pause), (Some(next), PAUSE_MIN));
+        // Another block is looked at at once.
+        held_for.pause = PAUSE_MAX;
+        held_for.add(held());
+        assert_eq!((held_for.next_look, held_for.longest_sleep()), (None, Some(PAUSE_MIN)));
+        held_for.blocks.drain(..).for_each(Returned::quarantine);
+    }
+}

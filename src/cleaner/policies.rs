@@ -203,4 +203,21 @@ mod tests {
         }
         assert!(sleeps.is_finished(), "whoever holds the cleaner waits for a thread that sleeps");
     }
+
+    /// Not at every pass: the cleaner makes many.
+    #[test]
+    fn the_shelves_and_the_backlog_are_looked_at_when_it_is_time_and_then_not_for_a_while() {
+        let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
+        let max_idle = home.settings.max_idle_time.expect("the default");
+        let mut cleaner = Cleaner::new(home.clone());
+        let now = home.clock.now();
+        (cleaner.ageing.next_look, cleaner.next_backlog_look) = (now, now);
+        cleaner.look_after_the_pool();
+        assert!(cleaner.ageing.next_look >= now + max_idle / LOOKS);
+        assert!(cleaner.next_backlog_look >= now + BACKLOG_LOOK);
+        let later = now + Duration::from_secs(3600);
+        (cleaner.ageing.next_look, cleaner.next_backlog_look) = (later, later);
+        cleaner.look_after_the_pool();
+        assert_eq!((cleaner.ageing.next_look, cleaner.next_backlog_look), (later, later));
+    }
 }

@@ -225,6 +225,27 @@ fn a_backlog_is_said_once_while_it_lasts() {
 }
 
 #[test]
+fn what_waits_is_no_backlog_while_it_is_not_more_than_256_mib() {
+    let turn = listen();
+    let rig = Rig::with(Sim::new(), |builder| builder.max_pooled_bytes(LEN));
+    let stream = rig.context.stream();
+    stream.hold();
+    let drop_one = || {
+        let mut buffer = rig.pool.take(64 * MIB);
+        buffer.record_last_use(&stream).unwrap();
+        drop(buffer);
+        rig.pool.let_time_pass(Duration::from_secs(2));
+    };
+    (0..4).for_each(|_| drop_one());
+    assert!(!names(&turn.heard()).contains("backlog"), "{}", rig.pool.stats());
+    drop_one();
+    assert!(names(&turn.heard()).contains("backlog"), "{}", rig.pool.stats());
+    stream.release();
+    rig.sim.run_until_idle();
+    rig.finish();
+}
+
+#[test]
 fn a_hit_a_drop_and_a_record_say_nothing_at_all() {
     let turn = listen();
     let rig = Rig::new();
