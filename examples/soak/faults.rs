@@ -16,6 +16,8 @@ const MILD: &[Named] = &[
     ("register often refused", "cuMemHostRegister", |_| Fault::with_probability(0.5, 2)),
     ("large registers refused", "cuMemHostRegister", |_| Fault::larger_than(1 << 20, 2)),
     ("register slow", "cuMemHostRegister", |_| Fault::slow(Duration::from_millis(3))),
+    ("allocate refused", "cuMemHostAlloc", |_| Fault::with_probability(0.05, 2)),
+    ("allocate slow", "cuMemHostAlloc", |_| Fault::slow(Duration::from_millis(3))),
     ("unregister slow", "cuMemHostUnregister", |_| Fault::slow(Duration::from_millis(2))),
     ("not-ready storm", "cuEventQuery", |_| Fault::with_probability(0.7, 600)),
     ("query slow", "cuEventQuery", |_| Fault::slow(Duration::from_micros(200))),
@@ -29,6 +31,7 @@ const MILD: &[Named] = &[
 const HARD: &[Named] = &[
     ("query fails once", "cuEventQuery", |random| Fault::nth(1 + random.below(200) as u64, 999)),
     ("unregister fails once", "cuMemHostUnregister", |random| Fault::nth(1 + random.below(20) as u64, 1)),
+    ("free fails once", "cuMemFreeHost", |random| Fault::nth(1 + random.below(20) as u64, 1)),
     ("context wait fails once", "cuCtxSynchronize", |random| Fault::nth(1 + random.below(8) as u64, 999)),
     ("context not set once", "cuCtxSetCurrent", |random| Fault::nth(1 + random.below(200) as u64, 999)),
 ];

@@ -3,13 +3,16 @@
 //! `-- --help` lists the options.
 
 mod faults;
+mod graphs;
 mod options;
 mod report;
+mod visits;
 mod worker;
 mod world;
 
+use graphs::Capturer;
 use options::{Faults, HELP, Options};
-use pinpool::PinnedPool;
+use pinpool::{Backing, PinnedPool};
 use report::{Process, THREAD_NAME, Ticker, settle_accounts};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -50,23 +53,24 @@ fn soak(options: Options) -> Vec<String> {
     let seed = options.seed;
     let world = Arc::new(World::new(options));
     let before = Process::now();
-    let pool = PinnedPool::builder()
-        .driver(world.sim.driver())
-        .backing(world.options.backing)
-        .max_pooled_bytes(world.options.cap_bytes)
-        .thread_name(THREAD_NAME)
-        .shutdown_timeout(Duration::from_secs(30))
-        .build()
-        .expect("the settings are right");
-    let workers: Vec<_> = (0..world.options.threads as u64)
+    let pools: Vec<_> = world.options.backings.iter().map(|backing| pool(&world, *backing)).collect();
+    let mut workers: Vec<_> = (0..world.options.threads as u64)
         .map(|thread| {
-            let worker = Worker::new(world.clone(), pool.clone(), thread);
+            let worker = Worker::new(world.clone(), pools.clone(), thread);
             std::thread::Builder::new().name(format!("worker-{thread}")).spawn(|| worker.run())
         })
         .collect();
+    workers.extend((0..world.options.capturers as u64).map(|thread| {
+        let capturer = Capturer::new(world.clone(), pools.clone(), thread);
+        std::thread::Builder::new().name(format!("capturer-{thread}")).spawn(|| capturer.run())
+    }));
     std::thread::scope(|scope| {
-        scope.spawn(|| tick(&world, &pool, Random(seed.rotate_left(17))));
-        govern(&world, &pool, Random(!seed));
+        scope.spawn(|| tick(&world, &pools, Random(seed.rotate_left(17))));
+        for (number, pool) in pools.iter().enumerate().skip(1) {
+            let world = &world;
+            scope.spawn(move || govern(world, pool, Random(!seed.rotate_left(number as u32))));
+        }
+        govern(&world, &pools[0], Random(!seed));
     });
     for worker in workers {
         if !worker.is_ok_and(|worker| worker.join().is_ok()) {
@@ -75,12 +79,23 @@ fn soak(options: Options) -> Vec<String> {
     }
     world.parked.lock().expect("no panic holds it").clear();
     world.sim.clear_faults();
-    settle_accounts(&world, &pool, before);
+    settle_accounts(&world, &pools, before);
     world.all_found()
 }
 
+fn pool(world: &World, backing: Backing) -> PinnedPool {
+    PinnedPool::builder()
+        .driver(world.sim.driver())
+        .backing(backing)
+        .max_pooled_bytes(world.options.cap_bytes / world.options.backings.len())
+        .thread_name(THREAD_NAME)
+        .shutdown_timeout(Duration::from_secs(30))
+        .build()
+        .expect("the settings are right")
+}
+
 /// A line a second, and other faults; a device is lost at half-time; the end when it is time.
-fn tick(world: &World, pool: &PinnedPool, mut random: Random) {
+fn tick(world: &World, pools: &[PinnedPool], mut random: Random) {
     let started = Instant::now();
     let mut ticker = Ticker::default();
     let mut in_force = faults::choose(world, 0, &mut random);
@@ -88,13 +103,14 @@ fn tick(world: &World, pool: &PinnedPool, mut random: Random) {
         while started.elapsed() < Duration::from_secs(second) && !world.is_over() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        ticker.line(world, pool, started.elapsed(), &in_force);
+        ticker.line(world, pools, started.elapsed(), &in_force);
         if world.is_over() {
             return;
         }
-        in_force = faults::choose(world, pool.stats().quarantined_bytes, &mut random);
+        let quarantined_bytes = pools.iter().map(|pool| pool.stats().quarantined_bytes).sum();
+        in_force = faults::choose(world, quarantined_bytes, &mut random);
         if world.options.faults == Faults::Reset && random.one_in(2) {
-            faults::reset_a_device(world, pool.stats().quarantined_bytes, &mut random);
+            faults::reset_a_device(world, quarantined_bytes, &mut random);
         }
         if world.options.faults == Faults::Lost && second == world.options.seconds.div_ceil(2) {
             println!("       device 0 is lost");
@@ -118,7 +134,7 @@ fn govern(world: &World, pool: &PinnedPool, mut random: Random) {
 
 fn act(world: &World, pool: &PinnedPool, random: &mut Random) {
     let nap = |random: &mut Random, us| std::thread::sleep(Duration::from_micros(random.below(us) as u64));
-    let cap = world.options.cap_bytes;
+    let cap = world.options.cap_bytes / world.options.backings.len();
     match random.below(60) {
         0..12 => {
             let device = world.devices[random.below(world.devices.len())].read().expect("no panic holds it");

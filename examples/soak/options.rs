@@ -8,13 +8,14 @@ Exits with 0 when all was right, with 1 and the discrepancies when not.
 usage: soak [options]
   --seconds N        how long (default 60)
   --threads N        threads that take and drop (default 4)
+  --capturers N      threads that capture graphs and replay them (default 1)
   --streams N        streams of each device (default 3)
   --devices N        (default 2)
   --seed N           of every choice and every fault (default: the process id); threads interleave as they like
   --faults MODE      none; mild: refusals that cost nothing but time; hard: and what makes the pool leak on purpose;
                      lost: as mild, and a device is lost at half-time; reset: as mild, and now and then a device is reset,
                      with all contexts, streams and memory of it (default mild)
-  --backing NAME     what is page-locked: registered or allocated (default registered)
+  --backing NAME     what is page-locked: registered, allocated, or both: two pools (default both)
   --max-bytes N      the largest buffer (default 67108864)
   --memory-bytes N   bytes of buffers that are out at a time, at most (default 536870912)
   --cap-bytes N      idle bytes kept (default 268435456)
@@ -22,6 +23,8 @@ usage: soak [options]
   --help             this text";
 
 use pinpool::Backing;
+
+const BOTH: &[Backing] = &[Backing::Registered, Backing::HostPinned];
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Faults {
@@ -43,11 +46,13 @@ pub enum Plant {
 pub struct Options {
     pub seconds: u64,
     pub threads: usize,
+    pub capturers: usize,
     pub streams: usize,
     pub devices: usize,
     pub seed: u64,
     pub faults: Faults,
-    pub backing: Backing,
+    /// Of each pool.
+    pub backings: &'static [Backing],
     pub max_bytes: usize,
     pub memory_bytes: usize,
     pub cap_bytes: usize,
@@ -59,11 +64,12 @@ pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Optio
     let mut options = Options {
         seconds: 60,
         threads: 4,
+        capturers: 1,
         streams: 3,
         devices: 2,
         seed: std::process::id().into(),
         faults: Faults::Mild,
-        backing: Backing::Registered,
+        backings: BOTH,
         max_bytes: 64 << 20,
         memory_bytes: 512 << 20,
         cap_bytes: 256 << 20,
@@ -75,6 +81,7 @@ pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Optio
             "--help" | "-h" => return Ok(None),
             "--seconds" => options.seconds = number(&flag, &value()?, 1, 1_000_000)? as u64,
             "--threads" => options.threads = number(&flag, &value()?, 1, 256)?,
+            "--capturers" => options.capturers = number(&flag, &value()?, 0, 64)?,
             "--streams" => options.streams = number(&flag, &value()?, 1, 64)?,
             "--devices" => options.devices = number(&flag, &value()?, 1, 8)?,
             "--seed" => options.seed = number(&flag, &value()?, 0, usize::MAX)? as u64,
@@ -82,10 +89,13 @@ pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Optio
             "--memory-bytes" => options.memory_bytes = number(&flag, &value()?, 1 << 20, 1 << 40)?,
             "--cap-bytes" => options.cap_bytes = number(&flag, &value()?, 0, 1 << 40)?,
             "--backing" => {
-                options.backing = match value()?.as_str() {
-                    "registered" => Backing::Registered,
-                    "allocated" => Backing::HostPinned,
-                    other => return Err(format!("--backing takes registered or allocated, not {other:?}")),
+                options.backings = match value()?.as_str() {
+                    "registered" => &BOTH[..1],
+                    "allocated" => &BOTH[1..],
+                    "both" => BOTH,
+                    other => {
+                        return Err(format!("--backing takes registered, allocated or both, not {other:?}"));
+                    }
                 }
             }
             "--faults" => {

@@ -31,19 +31,24 @@ struct Copied {
 }
 
 pub struct Worker {
-    world: Arc<World>,
-    pool: PinnedPool,
-    random: Random,
-    number: u64,
+    pub world: Arc<World>,
+    pools: Vec<PinnedPool>,
+    pub random: Random,
+    pub number: u64,
     copied: VecDeque<Copied>,
     /// With its device, and the device's life.
     spare: Vec<(usize, u64, SimBuffer)>,
 }
 
 impl Worker {
-    pub fn new(world: Arc<World>, pool: PinnedPool, thread: u64) -> Self {
+    pub fn new(world: Arc<World>, pools: Vec<PinnedPool>, thread: u64) -> Self {
         let random = Random(world.options.seed ^ (thread + 1).wrapping_mul(0x1234_5678_9ABC_DEF1));
-        Self { world, pool, random, number: thread << 40, copied: VecDeque::new(), spare: Vec::new() }
+        Self { world, pools, random, number: thread << 40, copied: VecDeque::new(), spare: Vec::new() }
+    }
+
+    /// One of them.
+    pub fn pool(&mut self) -> PinnedPool {
+        self.pools[self.random.below(self.pools.len())].clone()
     }
 
     pub fn run(mut self) {
@@ -110,6 +115,9 @@ impl Worker {
         if self.random.one_in(16) {
             self.drop_a_parked_one();
         }
+        if self.random.one_in(200) {
+            self.visit();
+        }
         let Some(mut held) = self.take() else { return };
         let world = self.world.clone();
         for _ in 0..1 + self.random.below(2) {
@@ -138,12 +146,13 @@ impl Worker {
             return None;
         };
         let kind = self.random.below(16);
+        let pool = self.pool();
         let taken = match kind {
-            0 => self.pool.take_pinned(size),
-            1 => self.pool.take_unzeroed(size),
-            2 => self.pool.take_exact(size),
-            3 => self.pool.try_take(size),
-            _ => Ok(self.pool.take(size)),
+            0 => pool.take_pinned(size),
+            1 => pool.take_unzeroed(size),
+            2 => pool.take_exact(size),
+            3 => pool.try_take(size),
+            _ => Ok(pool.take(size)),
         };
         let Ok(buffer) = taken else {
             if kind != 0 {
@@ -206,7 +215,7 @@ impl Worker {
             return;
         }
         device.context.bind();
-        let mut buffer = self.pool.take(copied.len);
+        let mut buffer = self.pool().take(copied.len);
         let stream = &device.streams[self.random.below(device.streams.len())];
         let part: *mut [u8] = &mut buffer[..copied.len];
         // SAFETY: the pool keeps the memory until the copy is done; that is what is tested.
@@ -250,7 +259,7 @@ impl Worker {
 }
 
 /// A flag that is set when the stream has done what it was given.
-fn tell(world: &World, stream: &SimStream) -> Arc<AtomicBool> {
+pub fn tell(world: &World, stream: &SimStream) -> Arc<AtomicBool> {
     let done = Arc::new(AtomicBool::new(false));
     let flag = done.clone();
     let say = Box::new(move || flag.store(true, Ordering::SeqCst));

@@ -72,6 +72,12 @@ pub struct World {
     pub copies: AtomicU64,
     pub checked_bytes: AtomicU64,
     pub zero_checked_bytes: AtomicU64,
+    /// Of graphs: captures, those that were broken, and replays that were compared.
+    pub captures: AtomicU64,
+    pub broken_captures: AtomicU64,
+    pub replays: AtomicU64,
+    /// Contexts that came and went.
+    pub visits: AtomicU64,
     /// Contexts that were reset. They are kept, because the last handle of one gives back a retain of its device's.
     pub earlier: Mutex<Vec<Device>>,
     out_bytes: AtomicUsize,
@@ -109,6 +115,10 @@ impl World {
             copies: AtomicU64::new(0),
             checked_bytes: AtomicU64::new(0),
             zero_checked_bytes: AtomicU64::new(0),
+            captures: AtomicU64::new(0),
+            broken_captures: AtomicU64::new(0),
+            replays: AtomicU64::new(0),
+            visits: AtomicU64::new(0),
             earlier: Mutex::default(),
             out_bytes: AtomicUsize::new(0),
             table,
