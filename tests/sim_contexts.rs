@@ -122,3 +122,15 @@ fn two_devices_of_one_process_share_nothing() {
     assert_eq!(other.calls("cuEventCreate"), 0);
     assert_eq!([one.driver().name(), other.driver().name()], ["simulated"; 2]);
 }
+
+#[test]
+fn a_stream_that_ended_with_its_context_takes_no_other_with_it() {
+    let sim = Sim::new();
+    let (first, second) = (sim.create_context(0), sim.context(0));
+    let ended = first.stream();
+    first.end();
+    let stream = second.stream();
+    assert_eq!(stream.handle(), ended.handle(), "handles are used again");
+    drop(ended);
+    stream.synchronize();
+}

@@ -33,6 +33,11 @@ fn it_passes_in_every_mode() {
         let (page, code) = soak(&format!("--seconds 2 --faults {mode}"));
         assert_eq!(code, Some(0), "{mode}:\n{page}");
         assert!(page.contains("passed: no discrepancy") && page.contains("   1 s "), "{mode}:\n{page}");
+        assert!(
+            page.contains("graphs captured") && !page.contains("replays compared 0\n"),
+            "{mode}:\n{page}"
+        );
+        assert!(page.contains("in the books of 2 pools"), "{mode}:\n{page}");
         println!("{page}");
     }
 }
@@ -42,6 +47,14 @@ fn a_wrong_byte_on_a_device_is_found() {
     let (page, code) = soak("--seconds 20 --plant byte --faults none");
     assert_eq!(code, Some(1), "{page}");
     assert!(page.contains("DISCREPANCY: wrong bytes on device"), "{page}");
+}
+
+#[test]
+fn a_replay_of_what_the_pool_was_not_told_of_is_found() {
+    let (page, code) = soak("--seconds 20 --plant capture --faults none");
+    assert_eq!(code, Some(1), "{page}");
+    let is_found = page.contains("is replayed after") || page.contains("a replay put wrong bytes");
+    assert!(is_found, "{page}");
 }
 
 #[test]

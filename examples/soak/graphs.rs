@@ -1,6 +1,7 @@
 //! A thread that captures copies into CUDA graphs, lets go of the buffers, replays the graphs and compares what the devices got.
 #![allow(unsafe_code)] // Enqueueing a copy promises that the memory stays valid, which is what is tested.
 
+use crate::options::Plant;
 use crate::worker::tell;
 use crate::world::{Device, Held, Random, Reserved, World};
 use pinpool::sim::{CaptureMode, SimBuffer, SimGraph, SimStream};
@@ -119,7 +120,8 @@ impl Capturer {
         let memory = device.context.alloc(len);
         // SAFETY: the pool keeps the memory unchanged until the graph is gone; that is what is tested.
         unsafe { graph.stream.copy_to_device(&buffer, &memory) };
-        if buffer.record_last_use(&graph.stream) != Err(Error::Capturing) {
+        let is_told = self.world.options.plant != Plant::Capture;
+        if is_told && buffer.record_last_use(&graph.stream) != Err(Error::Capturing) {
             // The driver would not say that the stream captures, so the pool cannot know it.
             // SAFETY: it is let go after the graph and its launches.
             graph.holds.push(unsafe { buffer.hold_for_graph() });

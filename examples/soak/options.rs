@@ -1,8 +1,9 @@
 //! The command line.
 
 pub const HELP: &str = "\
-Uses one pool as hard as it goes, on simulated devices in real time, and checks every byte: many threads, streams and
-devices, sizes from 1 byte up, faults by a seed, caps, trims, shutdowns. One line a second; the accounts at the end.
+Uses pools as hard as they go, on simulated devices in real time, and checks every byte: many threads, streams and
+devices, sizes from 1 byte up, CUDA graphs that are replayed, contexts that come and go, faults by a seed, caps, trims,
+shutdowns. One line a second; the accounts at the end.
 Exits with 0 when all was right, with 1 and the discrepancies when not.
 
 usage: soak [options]
@@ -19,7 +20,8 @@ usage: soak [options]
   --max-bytes N      the largest buffer (default 67108864)
   --memory-bytes N   bytes of buffers that are out at a time, at most (default 536870912)
   --cap-bytes N      idle bytes kept (default 268435456)
-  --plant WHAT       a discrepancy, to see it found: byte (a wrong byte on a device), leak (a buffer that nobody drops)
+  --plant WHAT       a discrepancy, to see it found: byte (a wrong byte on a device), leak (a buffer that nobody drops),
+                     capture (buffers whose capture the pool is not told of)
   --help             this text";
 
 use pinpool::Backing;
@@ -40,6 +42,7 @@ pub enum Plant {
     Nothing,
     Byte,
     Leak,
+    Capture,
 }
 
 #[derive(Clone, Debug)]
@@ -114,7 +117,8 @@ pub fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Option<Optio
                 options.plant = match value()?.as_str() {
                     "byte" => Plant::Byte,
                     "leak" => Plant::Leak,
-                    other => return Err(format!("--plant takes byte or leak, not {other:?}")),
+                    "capture" => Plant::Capture,
+                    other => return Err(format!("--plant takes byte, leak or capture, not {other:?}")),
                 }
             }
             _ => return Err(format!("unknown argument {flag:?}; --help lists what there is")),

@@ -124,6 +124,11 @@ pub fn settle_accounts(world: &World, pools: &[PinnedPool], before: Process) {
             world.found(what);
         }
     };
+    // What graphs held comes back a moment after they are gone; those of a lost device may hold it for ever.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while sum(pools).held_bytes > 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
     for pool in pools {
         demand(pool.drain(DRAIN), format!("the pool did not settle: {:?}", pool.stats()));
     }
@@ -151,7 +156,11 @@ pub fn settle_accounts(world: &World, pools: &[PinnedPool], before: Process) {
     let stats = sum(pools);
     let quarantined = stats.quarantined_bytes;
     demand(may_leak || quarantined == 0, format!("{quarantined} bytes were leaked"));
-    let violations = world.sim.take_violations();
+    let mut violations = world.sim.take_violations();
+    if world.options.faults == Faults::Reset {
+        // After a reset a pool has events whose handles may be another context's, until the driver refuses one.
+        violations.retain(|violation| !violation.contains("belong to different contexts"));
+    }
     demand(violations.is_empty(), format!("the simulated devices found {violations:?}"));
     check_graphs(world, &demand);
     check_process(quarantined as u64, before, &demand);

@@ -10,6 +10,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// Of a write or a read while it is unknown whether the device is done.
+pub const DOCUMENTED_PANIC: &str = "the buffer cannot be";
+
 /// Copies that a thread has under way before it waits for one.
 const UNCHECKED_MAX: usize = 24;
 
@@ -56,7 +59,7 @@ impl Worker {
             // Writing to a buffer whose device work cannot be asked about panics, as documented.
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.turn())) {
                 let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-                if !text.contains("the buffer cannot be") {
+                if !text.contains(DOCUMENTED_PANIC) {
                     self.world.found(format!("a panic: {text}"));
                 }
             }

@@ -123,9 +123,15 @@ impl Core {
     /// Everything that belongs to the context vanishes: streams with their work, events, registrations, memory.
     fn end_context(&self, mut state: MutexGuard<'_, State>, index: usize) {
         let context = state.context_ref(index);
+        // First, because it waits for what is being executed just now: nobody may hear that the context has ended, and take
+        // its memory back, while something of it still reads or writes.
+        self.discard_work(&mut state, |stream| stream.context == context);
+        if !state.contexts[index].is_alive || state.context_ref(index) != context {
+            // Another thread has ended it meanwhile.
+            return;
+        }
         state.contexts[index].is_alive = false;
         state.streams_change();
-        self.discard_work(&mut state, |stream| stream.context == context);
         state.forget_memory_of(context);
         state.thread_streams.retain(|(_, of), _| *of != context);
         for slot in 0..state.streams.len() {

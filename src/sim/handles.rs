@@ -210,8 +210,12 @@ impl Drop for SimStream {
     fn drop(&mut self) {
         if self.handle != 0 {
             let core = self.context.cuda().core();
-            // It fails only when the context, and the stream with it, is gone already.
-            let _ = core.destroy_stream(&mut core.state.lock(), self.handle);
+            let mut state = core.state.lock();
+            // When the context has ended, the stream is gone already, and its handle may be another stream's.
+            if state.stream_id(self.handle) == Some(self.id) {
+                let _ = core.destroy_stream(&mut state, self.handle);
+            }
+            drop(state);
             core.run_destructors();
             core.work_became_runnable();
         }

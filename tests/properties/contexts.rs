@@ -24,6 +24,7 @@ impl World {
             self.guards.extract_if(.., is_gone).for_each(drop);
         }
         self.model.ended = true;
+        (self.model.noticed, self.model.registrations) = (false, self.pool.stats().registrations);
         (self.model.was_faulty, self.model.gave_up) = (true, true);
         self.model.blocks.clear();
         Ok(())

@@ -5,6 +5,7 @@ use crate::graphs::Captured;
 use crate::script::{Contexts, FAULTS, Setup, Times};
 use pinpool::PinnedBuffer;
 use pinpool::sim::{Fault, Sim, SimBuffer, SimContext, SimStream};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -52,6 +53,8 @@ pub struct Device {
     pub contexts: Vec<Option<SimContext>>,
     pub lines: Vec<Line>,
     pub current: usize,
+    /// Which of them there have been.
+    made: BTreeSet<usize>,
     /// The handles of contexts that are lost.
     broken: Vec<usize>,
     marks: Vec<Arc<Mark>>,
@@ -78,6 +81,7 @@ impl Device {
             contexts,
             lines: Vec::new(),
             current: 0,
+            made: BTreeSet::new(),
             broken: Vec::new(),
             marks: Vec::new(),
             next_id: 0,
@@ -96,7 +100,14 @@ impl Device {
         device
     }
 
+    pub fn has_had_one_context(&self) -> bool {
+        self.made.len() == 1
+    }
+
     fn add_lines(&mut self, context: usize) {
+        if self.contexts[context].is_some() {
+            self.made.insert(context);
+        }
         for _ in 0..2 {
             if self.contexts[context].is_some() {
                 let line = self.line(Kind::NonBlocking(context));

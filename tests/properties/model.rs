@@ -152,6 +152,9 @@ pub struct Model {
     pub nothing_fails: bool,
     /// A context has ended, of which the pool learns sooner or later: from now on only what is always so is checked.
     pub ended: bool,
+    /// The pool has page-locked something since, which it does only in a context that it has looked at.
+    pub noticed: bool,
+    pub registrations: u64,
     /// A shutdown ended before everything was done.
     pub gave_up: bool,
     /// A fault was set at some time.
@@ -272,6 +275,7 @@ impl Model {
         ensure!(stats.peak_registered_bytes <= self.ceiling, "the ceiling was exceeded");
         ensure!(pool.max_pooled_bytes() == self.cap, "the cap is {}", pool.max_pooled_bytes());
         if self.ended {
+            self.noticed |= stats.registrations > self.registrations;
             self.seen = stats.classes.into_iter().map(|class| (class.class_bytes, class)).collect();
             ensure!(stats.registered_bytes >= registered, "more is page-locked than the pool counts");
             return Ok(());

@@ -210,7 +210,7 @@ fn operations(profile: Profile) -> impl Strategy<Value = Op> {
     let times = prop_oneof![4 => Just(Times::Once), 1 => Just(Times::Second), 1 => Just(Times::Always)];
     let faults = if profile.has_faults { 10 } else { 0 };
     let contexts = if profile.has_contexts { 8 } else { 0 };
-    let graphs = if profile.has_graphs { 30 } else { 0 };
+    let graphs = if profile.has_graphs { 45 } else { 0 };
     let own = if profile.has_own { 3 } else { 0 };
     let of_guards = prop_oneof![
         22 => (how, sizes()).prop_map(|(how, size)| Op::Take(how, size)),
@@ -256,12 +256,13 @@ fn operations(profile: Profile) -> impl Strategy<Value = Op> {
         8 => (stream.clone(), 0..3u8).prop_map(|(stream, mode)| Op::BeginCapture(stream, mode)),
         8 => stream.clone().prop_map(Op::EndCapture),
         9 => (0..4u8, stream).prop_map(|(graph, stream)| Op::Launch(graph, stream)),
-        5 => (0..4u8).prop_map(Op::DropGraph),
+        8 => (0..4u8).prop_map(Op::DropGraph),
     ];
+    let index = prop_oneof![3 => Just(0u8), 2 => 1..3u8];
     let of_contexts = prop_oneof![
-        8 => (0..3u8).prop_map(Op::MakeContext),
-        3 => (0..3u8).prop_map(Op::EndContext),
-        2 => (0..3u8).prop_map(Op::LeaveContext),
+        8 => index.clone().prop_map(Op::MakeContext),
+        3 => index.clone().prop_map(Op::EndContext),
+        2 => index.prop_map(Op::LeaveContext),
     ];
     prop_oneof![80 => of_guards, 22 => of_device, 25 => of_pool, own => of_own, graphs => of_graphs, contexts => of_contexts, faults => of_faults]
 }

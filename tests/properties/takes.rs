@@ -60,6 +60,12 @@ impl World {
             let address = buffer.as_ptr() as usize;
             ensure!(self.guards.iter().all(|other| other.address != address), "handed out twice");
             ensure!(!zeroed || all_zero(&buffer), "old bytes in a buffer of {len} (counted {counted:?})");
+            // Where there was another context, that one may be the one that the pool has looked at.
+            let is_looked_at = self.model.noticed && self.device.has_had_one_context();
+            ensure!(
+                !is_looked_at || !buffer.is_pinned() || self.live().contains_key(&address),
+                "page-locked in a context that is known to have ended"
+            );
             let content = buffer.to_vec();
             self.guards.push(Guard::new(buffer, content));
             return Ok(());

@@ -95,6 +95,8 @@ impl World {
             sticky: setup.contexts != Contexts::Stay,
             nothing_fails: setup.contexts != Contexts::Stay,
             ended: false,
+            noticed: false,
+            registrations: 0,
             was_faulty: false,
             gave_up: false,
             order: 0,
