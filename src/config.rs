@@ -32,6 +32,8 @@ pub(crate) struct Settings {
     /// A miss is faulted in before it is handed out.
     pub(crate) prefault_misses: bool,
     pub(crate) size_classes: SizeClasses,
+    /// How many threads touch memory for `prewarm`, its caller's among them; `None`: as many as are of use.
+    pub(crate) prewarm_threads: Option<usize>,
 }
 
 impl Default for Settings {
@@ -50,6 +52,7 @@ impl Default for Settings {
             numa_node: None,
             prefault_misses: false,
             size_classes: SizeClasses::PowerOfTwo,
+            prewarm_threads: None,
         }
     }
 }
@@ -68,6 +71,12 @@ impl Settings {
                 name: "max_idle_time",
                 problem: "0 would keep nothing; max_pooled_bytes(0) says that, and None turns ageing off"
                     .into(),
+            });
+        }
+        if self.prewarm_threads == Some(0) {
+            return Err(Error::Setting {
+                name: "prewarm_threads",
+                problem: "0 threads do nothing; 1 is the one that calls `prewarm`".into(),
             });
         }
         self.size_classes.validate()

@@ -1,7 +1,9 @@
 //! The pool as its users see it: building one, taking from it, governing it.
 
+mod ahead;
 mod builder;
 mod fresh;
+mod prewarm;
 mod report;
 #[cfg(feature = "sim")]
 mod testing;
@@ -9,15 +11,14 @@ mod testing;
 pub use builder::PoolBuilder;
 pub use report::ShutdownReport;
 
-use crate::block::Out;
 use crate::buffer::PinnedBuffer;
 use crate::error::Error;
 use crate::harvest::find_returned;
 use crate::home::Home;
 use crate::os::ForkWord;
-use crate::registrar::{self, NotRegistered};
-use crate::report::{Kind, Why, say_failure};
-use crate::shelf::{Door, Placed};
+use crate::registrar::NotRegistered;
+use crate::report::Why;
+use crate::shelf::Door;
 use crate::size_class::{Rounding, SizeClass};
 use crate::stats::Stats;
 use crate::sync::{Arc, Instant, from_now};
@@ -214,94 +215,11 @@ impl PinnedPool {
                 return Ok(buffer);
             }
         }
-        let block = self.page_lock_fresh(class)?;
+        let block = self.page_lock(fresh(home, class)?)?;
         let counts = home.counts.class(class);
         counts.misses.of(true).add(1);
         counts.staging.subtract(1);
         Ok(PinnedBuffer::new(home.clone(), block, len))
-    }
-
-    /// Page-locks `count` *more* buffers of the class of `min_size` and shelves them; returns how many.
-    ///
-    /// Fewer than `count` when the cap on pooled bytes is reached on the way. Page-locks on this thread, and needs
-    /// a context, as [`take_pinned`](Self::take_pinned) does: call it after the application has made its own.
-    ///
-    /// # Errors
-    ///
-    /// As [`take_pinned`](Self::take_pinned), when not even one could be page-locked, the cap among the reasons.
-    pub fn prewarm(&self, min_size: usize, count: usize) -> Result<usize, Error> {
-        let (class, _) = self.rounding.of_any(min_size)?;
-        let home = self.home();
-        if home.fork.is_child() {
-            return Err(not_pinned(class, "this is a forked child, where CUDA cannot be used"));
-        }
-        home.driver.api().prepare()?;
-        if count > 0 && !home.shelf.has_room_for(class, 0) {
-            let cap_bytes = home.shelf.cap_bytes();
-            let reason =
-                format!("max_pooled_bytes is {cap_bytes}, which has no room for one more on the shelf");
-            return Err(not_pinned(class, &reason));
-        }
-        let mut done = 0;
-        while done < count && home.shelf.has_room_for(class, 0) {
-            let block = match self.page_lock_fresh(class) {
-                Ok(block) => block.never_handed_out(),
-                Err(error) if done == 0 => return Err(error),
-                Err(error) => {
-                    let is_first = home.said.is_first(Kind::PrewarmShort);
-                    say_failure!(is_first, "prewarm_short", done, count, %error, "prewarm ends early");
-                    break;
-                }
-            };
-            home.counts.class(class).staging.subtract(1);
-            let Ok(ready) = block.into_ready(&home.driver) else { break };
-            let mut evicted = Vec::new();
-            home.clock.tick();
-            let shelved = home.shelf.push(ready, home.clone(), |other| evicted.push(other));
-            let kept = matches!(shelved, Placed::Kept);
-            if let Placed::Refused(block) = shelved {
-                evicted.push(block);
-            }
-            home.let_go(evicted, Why::Cap);
-            if !kept {
-                break;
-            }
-            done += 1;
-        }
-        Ok(done)
-    }
-
-    /// A fresh block, page-locked on this thread and counted as staging.
-    fn page_lock_fresh(&self, class: SizeClass) -> Result<Out, Error> {
-        let home = self.home();
-        let mut block = fresh(home, class)?.never_handed_out();
-        let locked = crate::events::with_relaxed_capture(&home.driver, || {
-            // The caller's own context may be one that the pool has not seen.
-            if let Ok(Some(context)) = home.driver.api().current_context() {
-                // Where it cannot be learned, another one will do.
-                let _ = home.contexts.learn_current(&home.driver, context);
-            }
-            registrar::register(home, &mut block, true, |bytes| {
-                let mut evicted = Vec::new();
-                // Asked for by name, so nobody's rest counts.
-                home.shelf.evict_pinned_of_others(class, bytes, Duration::ZERO, |other| evicted.push(other));
-                home.let_go(evicted, Why::Ceiling);
-                // The ceiling is hard: wait until what was evicted is unregistered.
-                let deadline = Instant::now() + CLEAR_TIMEOUT;
-                home.progress.wait_until(Some(deadline), || home.counts.retiring_buffers() == 0);
-            })
-        });
-        match locked {
-            Ok(()) => {
-                home.counts.class(class).staging.add(1);
-                Ok(block.hand_out(&home.driver))
-            }
-            Err(reason) => {
-                // Pageable and never shown to a device: freed at once.
-                let _ = block.retire().release(&home.driver);
-                Err(not_pinned(class, &reason.to_string()))
-            }
-        }
     }
 
     /// Changes how many idle bytes are kept. When it returns, the shelves obey the cap; what was evicted,

@@ -71,6 +71,14 @@ fn living_context(home: &Arc<Home>) -> Result<Arc<Context>, NotRegistered> {
     }
 }
 
+/// Whether page-locking by name would, as far as can be known before, register the pool's own pages.
+pub(crate) fn registers_pages(home: &Arc<Home>) -> bool {
+    let plan = |context: Arc<Context>| home.backing.plan(&home.driver, &context, true);
+    !home.is_lost()
+        && home.registration_pause().is_none()
+        && living_context(home).map(plan).is_ok_and(|plan| plan == Plan::Register)
+}
+
 /// Page-locks a block in a context of the application. Blocks in the driver; for lanes and for calls
 /// that ask for it `by_name`.
 ///

@@ -82,6 +82,15 @@ pub(crate) fn push_reserved_then<T, G, R>(
     }
 }
 
+/// How many threads can run at once.
+pub(crate) fn parallelism() -> usize {
+    // A model has one.
+    #[cfg(loom)]
+    return 1;
+    #[cfg(not(loom))]
+    thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
 /// The moment that is so far away; one that cannot be represented is a generation away.
 pub(crate) fn from_now(time: Duration) -> Instant {
     const GENERATION: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);

@@ -152,6 +152,16 @@ impl PoolBuilder {
         self
     }
 
+    /// How many threads touch fresh memory for `prewarm`, its caller's among them; by default as many as there are cores, at
+    /// most 8. With 1 no thread is started.
+    ///
+    /// They live as long as the call. Fewer are started for less than 16 MiB each, and none where the pool does not
+    /// register its own pages ([`backing`](Self::backing)).
+    pub fn prewarm_threads(mut self, threads: usize) -> Self {
+        self.settings.prewarm_threads = Some(threads);
+        self
+    }
+
     /// How long `shutdown` waits for outstanding device work, by default 10 s.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
         self.settings.shutdown_timeout = timeout;

@@ -37,6 +37,11 @@ impl Sim {
         self.core().mapped.lock().values().sum()
     }
 
+    /// The same memory by address, with its bytes; in order.
+    pub fn mapped(&self) -> Vec<(usize, usize)> {
+        self.core().mapped.lock().iter().map(|(address, bytes)| (*address, *bytes)).collect()
+    }
+
     /// Pages that nobody had touched when they were registered, so far: a driver faults such pages in while it holds its
     /// lock, and all other calls of the process wait. Counted where the mapping is looked at
     /// ([`SimBuilder::mapping_check`](super::SimBuilder::mapping_check)).

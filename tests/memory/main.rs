@@ -8,9 +8,10 @@ mod kernel;
 #[path = "../tracing/listener.rs"]
 #[allow(dead_code)]
 mod listener;
+mod prewarm;
 mod touch;
 
-use common::{KIB, MIB, Rig, all_zero};
+use common::{KIB, MIB, Rig};
 use kernel::{ADVISE_HUGE, MBIND, huge_bytes, policy_of, refusing};
 use listener::{Turn, listen};
 use pinpool::sim::Sim;
@@ -21,6 +22,11 @@ const LARGE: usize = 8 * MIB;
 /// The kernel takes it for no node at all on any machine that this runs on.
 const NOWHERE: u32 = 1000;
 const PREFERRED: i32 = libc::MPOL_PREFERRED;
+
+/// As the suites' own, and fast without optimisation too.
+fn all_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(4 * KIB).all(|chunk| chunk == &[0; 4 * KIB][..chunk.len()])
+}
 
 fn host_pool(settings: impl FnOnce(PoolBuilder) -> PoolBuilder) -> PinnedPool {
     settings(PinnedPool::builder().driver(Driver::host_only())).build().unwrap()

@@ -2,9 +2,9 @@
 //! its lock.
 #![allow(unsafe_code)] // Page-locks memory of the test's own.
 
-use crate::common::{KIB, MIB, PATIENCE, Rig, all_zero, locks_its_own_pages};
+use crate::common::{KIB, MIB, PATIENCE, Rig, locks_its_own_pages};
 use crate::kernel::{POPULATE, pages_there, refusing};
-use crate::{LARGE, host_pool};
+use crate::{LARGE, all_zero, host_pool};
 use pinpool::HugePages;
 use pinpool::pin::{self, Pinned, Region};
 use pinpool::sim::Sim;
