@@ -32,7 +32,7 @@
 //!
 //! Bottom up; a file imports only from layers below its own, and a test checks it:
 //!
-//! 0: code_name error sync
+//! 0: code_name error sync quarantine
 //! 1: os limits placement machine size_class zero pages config stats clock report
 //! 2: driver stream raw_stream sim
 //! 3: spawn contexts backing mapper driver_pages holds captures events notes regions fate block dirty
@@ -65,6 +65,7 @@ pub mod operations {}
 
 mod code_name;
 mod error;
+mod quarantine;
 mod sync;
 
 mod clock;

@@ -5,6 +5,7 @@ use crate::contexts::Context;
 use crate::driver::{Driver, HostAccess};
 use crate::driver_pages;
 use crate::error::CallError;
+use crate::quarantine;
 use crate::regions;
 use crate::sync::Arc;
 use std::mem::ManuallyDrop;
@@ -32,7 +33,7 @@ impl Retiring {
             spare.give_back();
         }
         self.0.pages.leak();
-        std::mem::forget(self.0);
+        quarantine::keep(self.0);
     }
 
     /// The context that it is page-locked in.
@@ -54,13 +55,14 @@ impl Retiring {
             Some(_) => driver.api().unregister(base),
         };
         if let Err(error) = unlocked {
-            // `pages` is dropped here as `ManuallyDrop`: leaked, because a device may still reach it.
+            // The pages are leaked, because a device may still reach them.
             let stranded = registered_in.as_ref().is_some_and(|context| context.is_gone());
             match error.code() {
                 // The driver itself says that it is not registered, and the work has ended: an ordinary mapping.
                 NOT_REGISTERED if stranded => {}
                 _ => {
                     pages.leak();
+                    quarantine::keep(Box::new(pages));
                     return if stranded { Released::Vanished(error) } else { Released::Quarantined(error) };
                 }
             }

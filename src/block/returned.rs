@@ -3,6 +3,7 @@
 use super::{Fate, Proof, Quiescent, Returned, Uses};
 use crate::driver::{ContextHandle, Driver};
 use crate::events;
+use crate::quarantine;
 use crate::sync::Instant;
 
 impl Returned {
@@ -96,6 +97,6 @@ impl Returned {
             spare.give_back();
         }
         self.0.pages.leak();
-        std::mem::forget(self.0);
+        quarantine::keep(self.0);
     }
 }
