@@ -105,9 +105,9 @@ fn quiet(mut buffer: pinpool::PinnedBuffer) {
 fn takers_go_on(pool: &PinnedPool, entry: &str) {
     let done = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for taker in 0..TAKERS {
+        let take = |taker: usize| {
             let done = &done;
-            scope.spawn(move || {
+            move || {
                 for _ in 0..ROUNDS {
                     let mut buffer = pool.take(LEN);
                     assert!(all_zero(&buffer));
@@ -115,8 +115,9 @@ fn takers_go_on(pool: &PinnedPool, entry: &str) {
                     quiet(buffer);
                     done.fetch_add(1, Ordering::Relaxed);
                 }
-            });
-        }
+            }
+        };
+        let takers: Vec<_> = (0..TAKERS).map(|taker| scope.spawn(take(taker))).collect();
         let deadline = Instant::now() + PATIENCE;
         while done.load(Ordering::Relaxed) < TAKERS * ROUNDS {
             // Not an assertion: the scope would wait for the taker that hangs.
@@ -126,6 +127,7 @@ fn takers_go_on(pool: &PinnedPool, entry: &str) {
             }
             std::thread::yield_now();
         }
+        takers.into_iter().for_each(|taker| taker.join().expect("a taker"));
     });
 }
 

@@ -6,7 +6,8 @@
 //! pool works on, or says that the device is lost and gives out plain memory.
 //!
 //! By default the codes are spread over the calls, from `PINPOOL_FAULTS_SEED` on; `PINPOOL_FAULTS=all` runs every call with
-//! every code. `PINPOOL_FAULTS_ONLY` names one scenario, and with `PINPOOL_FAULTS_TRACE` each run says what it is.
+//! every code, and `PINPOOL_FAULTS_SHARE` an n-th of the runs. `PINPOOL_FAULTS_ONLY` names one scenario, and with
+//! `PINPOOL_FAULTS_TRACE` each run says what it is.
 //!
 //! `tests/faults_cuda` plays the same scenarios through cudarc and libcuda's C interface.
 

@@ -4,10 +4,11 @@ use crate::checks::{Aftermath, Outcome, check, is_promised};
 use crate::points::{Choice, Point, relevant, ways};
 use crate::scenarios::Scenario;
 use crate::stage::Stage;
+use parking_lot::Mutex; // Compiled here, so that the thread sanitizer sees what it orders.
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 /// A run that takes so long is worth a look: something was waited for in vain.
@@ -24,10 +25,7 @@ pub fn catch_panics_of_threads() {
             let text = text_of(panic.payload());
             let place = panic.location().map(ToString::to_string).unwrap_or_default();
             if !is_promised(text) {
-                PANICS
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .push((name, format!("{place}: {text}")));
+                PANICS.lock().push((name, format!("{place}: {text}")));
             }
         }));
     });
@@ -52,7 +50,7 @@ pub fn run(
         stage.end_faults();
         check(stage)
     }));
-    let mut panics = PANICS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut panics = PANICS.lock();
     let here = std::thread::current().name().unwrap_or("?").to_owned();
     // The system cuts a thread's name, but std keeps it whole.
     let (ours, others) =
@@ -97,6 +95,12 @@ impl Plan {
         }
     }
 
+    /// Leaves out all but every so many-th run, where `PINPOOL_FAULTS_SHARE` says so: for tools that make a run slow.
+    pub fn thin_out(&mut self) {
+        let share = std::env::var("PINPOOL_FAULTS_SHARE").map_or(1, |share| share.parse().expect("a number"));
+        self.jobs = self.jobs.drain(..).step_by(share).collect();
+    }
+
     pub fn codes(&self) -> BTreeSet<u32> {
         self.jobs.iter().map(|(_, point)| point.code).collect()
     }
@@ -121,11 +125,13 @@ impl Tally {
             eprintln!("{name} {} with {point:?}", scenario.name);
         }
         let (result, called) = run(scenario, Some(point), name);
-        if began.elapsed() > SLOW {
-            println!("slow: {} with {point:?}: {:?}", scenario.name, began.elapsed());
-        }
+        let took = began.elapsed();
         let struck = called.iter().any(|(entry, count)| *entry == point.entry && *count >= point.nth);
-        let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tally = tally.lock();
+        if took > SLOW {
+            // Under the lock: standard output's own is one that the thread sanitizer does not see.
+            println!("slow: {} with {point:?}: {took:?}", scenario.name);
+        }
         tally.runs += 1;
         tally.missed += usize::from(!struck);
         match result {

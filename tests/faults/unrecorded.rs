@@ -73,7 +73,7 @@ pub fn unrecorded_bare_thread(stage: &Stage) {
     let Some(mut buffer) = stage.warm(LEN) else { return };
     stage.upload(&mut buffer, &stream, 1);
     std::thread::scope(|scope| {
-        of_the_application(|| scope.spawn(|| drop(buffer)));
+        of_the_application(|| scope.spawn(|| drop(buffer))).join().expect("a drop does not panic");
     });
     stage.settle();
 }
