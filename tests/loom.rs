@@ -1,6 +1,6 @@
 //! The interleavings of the protocols between the threads, on the real code: `cargo loom`.
 //!
-//! Each test is named for its promise and runs the model of that name in `src/models`. Each was seen to fail, but for one that says so: with the
+//! Each test is named for its promise and runs the model of that name in `src/models`. Each was seen to fail: with the
 //! planted fault that stands above it loom said what stands behind the colon. A model without a bound is run through
 //! everything, the others through all interleavings with up to three, two or one preemptions; every model says on
 //! stderr how many those were. Where `deadlock` stands, loom found a thread that nobody would ever wake.
@@ -90,8 +90,8 @@ models! {
     /// class for the one that was asked about: deadlock, a block whose end nobody asks for.
     no_buffer_is_given_out_while_the_device_uses_it;
 
-    /// Not seen to fail: neither a spared block that is quarantined nor `Bell::stop` without its last look showed here
-    /// (the latter does in `a_return_during_the_stop_is_dealt_with_by_exactly_one_thread`).
+    /// `Bell::stop` without its last look, or with one that was made before it said that it stops: deadlock, nobody deals
+    /// with the return. `Cleaner::end` quarantines what arrived meanwhile: "left: 2, right: 0" bytes.
     a_drop_during_a_shutdown_is_dealt_with;
 
     /// The cleaner stops although a newer order was given, or `stop_is_done` takes the newer order's deadline away:
