@@ -9,8 +9,8 @@ use crate::pool::{PinnedPool, PoolBuilder, ShutdownReport};
 use crate::report::say;
 use crate::size_class::SizeClasses;
 use crate::stats::Stats;
+use crate::sync::Ordering;
 use crate::sync::fixed::AtomicPtr;
-use crate::sync::{OnceLock, Ordering};
 use std::time::Duration;
 
 /// Environment variables, read once.
@@ -19,7 +19,8 @@ const MAX_POOLED_BYTES: &str = "PINPOOL_MAX_POOLED_BYTES";
 const MAX_IDLE_SECONDS: &str = "PINPOOL_MAX_IDLE_SECONDS";
 const SIZE_CLASSES: &str = "PINPOOL_SIZE_CLASSES";
 
-static GLOBAL: OnceLock<PinnedPool> = OnceLock::new();
+/// Null until the pool is made, which no lock guards: a child that was forked meanwhile would find it held for ever.
+static GLOBAL: AtomicPtr<PinnedPool> = AtomicPtr::new(std::ptr::null_mut());
 
 /// The process-wide pool: the [defaults of the builder](PoolBuilder), or what [`init_global`] or the environment said
 /// before its first use.
@@ -30,17 +31,46 @@ static GLOBAL: OnceLock<PinnedPool> = OnceLock::new();
 /// In a forked child of a process that used CUDA it is the parent's, and hands out plain memory. In one whose parent
 /// has not used CUDA it is a new pool with the same settings.
 pub fn global() -> &'static PinnedPool {
-    if let Some(pool) = GLOBAL.get() {
-        return if pool.is_inherited() { of_forked_child(pool) } else { pool };
+    match stands_in(&GLOBAL) {
+        Some(pool) if pool.is_inherited() => of_forked_child(pool),
+        Some(pool) => pool,
+        None => made_of_the_environment(),
     }
+}
+
+#[cold]
+fn made_of_the_environment() -> &'static PinnedPool {
     let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     let mut unread = Vec::new();
-    let pool = GLOBAL.get_or_init(|| from_environment(read, &mut unread));
-    // Only now: whoever listens may use the pool, which would wait for itself while it is made.
+    let pool = from_environment(read, &mut unread);
+    let Ok(pool) = put(&GLOBAL, std::ptr::null_mut(), pool) else { return global() };
+    // Only now: whoever listens may use the pool.
     for error in unread {
         say!(WARN, "environment", %error, "an environment variable cannot be read; the default is used");
     }
     pool
+}
+
+/// What one of the two places here holds.
+#[inline]
+fn stands_in(place: &AtomicPtr<PinnedPool>) -> Option<&'static PinnedPool> {
+    // SAFETY: null, or a pool that was leaked by `put`.
+    unsafe { place.load(Ordering::Acquire).as_ref() }
+}
+
+/// Puts a pool in the place of another, or of none, for good; gives it back where somebody else was faster.
+fn put(
+    place: &AtomicPtr<PinnedPool>,
+    instead_of: *mut PinnedPool,
+    pool: PinnedPool,
+) -> Result<&'static PinnedPool, PinnedPool> {
+    let pool = Box::into_raw(Box::new(pool));
+    match place.compare_exchange(instead_of, pool, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: leaked above.
+        Ok(_) => Ok(unsafe { &*pool }),
+        // SAFETY: leaked above, and nobody has seen it.
+        Err(_) => Err(*unsafe { Box::from_raw(pool) }),
+    }
 }
 
 /// The pool of this process, which is a forked child of the one that made the parent's.
@@ -48,20 +78,15 @@ pub fn global() -> &'static PinnedPool {
 fn of_forked_child(parents: &'static PinnedPool) -> &'static PinnedPool {
     static POOL: AtomicPtr<PinnedPool> = AtomicPtr::new(std::ptr::null_mut());
     loop {
-        let known = POOL.load(Ordering::Acquire);
-        // SAFETY: null, or a pool that was leaked below.
-        let pool = unsafe { known.as_ref() };
-        if let Some(pool) = pool
+        let known = stands_in(&POOL);
+        if let Some(pool) = known
             && !pool.is_inherited()
         {
             return pool;
         }
         let Some(renewed) = parents.renewed() else { return parents };
-        let renewed = Box::into_raw(Box::new(renewed));
-        if POOL.compare_exchange(known, renewed, Ordering::AcqRel, Ordering::Acquire).is_err() {
-            // SAFETY: made above; another thread was faster, and nobody has seen this one.
-            drop(unsafe { Box::from_raw(renewed) });
-        }
+        let known = known.map_or(std::ptr::null_mut(), |known| std::ptr::from_ref(known).cast_mut());
+        drop(put(&POOL, known, renewed));
     }
 }
 
@@ -76,11 +101,10 @@ pub fn init_global(builder: PoolBuilder) -> Result<&'static PinnedPool, Error> {
         name: "init_global",
         problem: "the process-wide pool exists already; call this before the first take".into(),
     };
-    if GLOBAL.get().is_some() {
+    if stands_in(&GLOBAL).is_some() {
         return Err(exists());
     }
-    GLOBAL.set(builder.build()?).map_err(|_| exists())?;
-    Ok(global())
+    put(&GLOBAL, std::ptr::null_mut(), builder.build()?).map_err(|_| exists())
 }
 
 /// A value that cannot be read goes to `unread`, and the default stands.

@@ -3,7 +3,8 @@
 //! Page-locked memory cannot be swapped out, so a default that is larger than the container would end the process
 //! by the out-of-memory killer although every buffer in it is idle.
 
-use crate::sync::OnceLock;
+use crate::sync::Ordering;
+use crate::sync::fixed::AtomicUsize;
 
 /// Idle bytes kept by default where there is memory enough: 4 GiB.
 const MOST: usize = 4 << 30;
@@ -13,8 +14,17 @@ const PART: u64 = 4;
 
 /// The default cap on idle bytes, looked up once: 4 GiB, or a quarter of what the process may have where that is less.
 pub(crate) fn default_max_pooled_bytes() -> usize {
-    static DEFAULT: OnceLock<usize> = OnceLock::new();
-    *DEFAULT.get_or_init(|| share_of(allowed_bytes(|path| std::fs::read_to_string(path).ok())))
+    // No lock: a child that was forked meanwhile would find it held for ever. Two threads may both look.
+    static DEFAULT: AtomicUsize = AtomicUsize::new(UNKNOWN);
+    const UNKNOWN: usize = usize::MAX;
+    match DEFAULT.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let share = share_of(allowed_bytes(|path| std::fs::read_to_string(path).ok()));
+            DEFAULT.store(share, Ordering::Relaxed);
+            share
+        }
+        known => known,
+    }
 }
 
 fn share_of(allowed: Option<u64>) -> usize {
