@@ -241,13 +241,11 @@ impl World {
         });
         let (kept, gone): (Vec<_>, Vec<_>) = shelved.partition(|(_, is_live)| *is_live);
         let is_older = |order: u64, than: u64| model.minutes - model.times[order as usize] >= than;
+        let may_be_old = |order: u64| model.merged.contains(&class) || is_older(order, bound);
         let all = || kept.iter().chain(&gone);
-        let old = all().filter(|(order, _)| is_older(*order, bound)).count();
+        let old = all().filter(|(order, _)| may_be_old(*order)).count();
         let too_old = all().filter(|(order, _)| is_older(*order, MAX_IDLE_MINUTES)).count();
-        ensure!(
-            gone.iter().all(|(order, _)| is_older(*order, bound)),
-            "class {class}: aged out before its time"
-        );
+        ensure!(gone.iter().all(|(order, _)| may_be_old(*order)), "class {class}: aged out before its time");
         ensure!(too_old == 0 || !gone.is_empty(), "class {class}: {too_old} are too old, and none went");
         // The cleaner looks once when it is told, and perhaps once by itself just before.
         let once = old.div_ceil(8);

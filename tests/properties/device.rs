@@ -53,6 +53,8 @@ pub struct Device {
     pub contexts: Vec<Option<SimContext>>,
     pub lines: Vec<Line>,
     pub current: usize,
+    /// How many of them are primary ones.
+    primaries: usize,
     /// Which of them there have been.
     made: BTreeSet<usize>,
     /// The handles of contexts that are lost.
@@ -81,6 +83,7 @@ impl Device {
             contexts,
             lines: Vec::new(),
             current: 0,
+            primaries: setup.devices.into(),
             made: BTreeSet::new(),
             broken: Vec::new(),
             marks: Vec::new(),
@@ -98,6 +101,12 @@ impl Device {
         }
         device.bind(0);
         device
+    }
+
+    /// One that a pool finds: a primary one, or the calling thread's.
+    pub fn has_findable_context(&self) -> bool {
+        let is_there = |index: usize| self.contexts.get(index).is_some_and(Option::is_some);
+        is_there(self.current) || (0..self.primaries).any(is_there)
     }
 
     pub fn has_had_one_context(&self) -> bool {
@@ -178,7 +187,7 @@ impl Device {
 
     pub fn make_context(&mut self, index: usize) {
         if let Some(None) = self.contexts.get(index) {
-            let is_primary = index + 1 < self.contexts.len();
+            let is_primary = index < self.primaries;
             let sim = &self.sim;
             let context = if is_primary { sim.context(index as i32) } else { sim.create_context(0) };
             self.contexts[index] = Some(context);
@@ -190,7 +199,7 @@ impl Device {
     /// Everything in it is gone; gives its handle, and whether that was so on purpose: a primary context stays for whoever
     /// else retains it.
     pub fn let_go_of(&mut self, index: usize, end: bool) -> Option<(usize, bool)> {
-        let is_primary = index + 1 < self.contexts.len();
+        let is_primary = index < self.primaries;
         let context = self.contexts.get_mut(index)?.take()?;
         let (handle, ends) = (context.handle(), end || !is_primary);
         if ends {

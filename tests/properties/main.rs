@@ -198,7 +198,7 @@ fn what_a_graph_may_replay_is_held_until_the_graph_is_gone() {
         has_contexts: false,
         has_graphs: true,
         has_own: true,
-        operations: 70,
+        operations: 60,
     });
 }
 

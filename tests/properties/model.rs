@@ -163,6 +163,8 @@ pub struct Model {
     /// What was let pass, and when which order of shelving began.
     pub minutes: u64,
     pub times: Vec<u64>,
+    /// Classes in which blocks may lie for longer than their order says.
+    pub merged: BTreeSet<usize>,
     /// What the pool said last, by class.
     pub seen: BTreeMap<usize, ClassStats>,
 }
@@ -420,6 +422,7 @@ impl Model {
             }
         }
         if what == 1 {
+            self.merged.insert(class);
             // Where they stand among the others is not known either.
             let shelved = self.blocks.iter_mut().filter(|block| block.class == class);
             for block in shelved.filter(|block| matches!(block.place, Place::Shelved(_))) {

@@ -106,3 +106,21 @@ fn a_buffer_that_one_of_two_streams_is_done_with_is_not_harvested() {
         ],
     );
 }
+
+/// Three of one age, two aged out, and which of them is left nobody can say: it may be as old as they were.
+#[test]
+fn what_is_left_of_an_old_group_is_old() {
+    replay(
+        Setup {
+            devices: 1,
+            reads_pageable: false,
+            allocates: false,
+            contexts: Contexts::Stay,
+            cap: 1 << 26,
+            ceiling: usize::MAX,
+            zero_limit: usize::MAX,
+            seed: 1,
+        },
+        &[Prewarm(1, 3), LetTimePass(7), SetCap(4096), Settle, LetTimePass(1)],
+    );
+}

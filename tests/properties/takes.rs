@@ -45,7 +45,7 @@ impl World {
             self.passed_over(class, len, std::mem::take(&mut unpinned_hits));
         }
         let Ok(buffer) = taken else {
-            let has_context = self.device.contexts.iter().any(Option::is_some);
+            let has_context = self.device.has_findable_context();
             let is_free =
                 self.model.may_refuse() || !has_context || may_refuse || started.elapsed() > GAVE_UP_AFTER;
             ensure!(how == How::Pinned && is_free, "{how:?} of {size}: {taken:?}");

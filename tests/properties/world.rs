@@ -102,6 +102,7 @@ impl World {
             order: 0,
             minutes: 0,
             times: vec![0],
+            merged: Default::default(),
             seen: BTreeMap::new(),
         };
         Self {
