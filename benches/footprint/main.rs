@@ -1,0 +1,155 @@
+//! What rounding costs, and what it buys: three traces of real sizes, played through a pool on the simulated device with
+//! each of the size classes that `PoolBuilder::size_classes` offers.
+//!
+//! ```text
+//! cargo bench --bench footprint              plays them, prints the table of `benches/README.md`
+//! cargo bench --bench footprint -- --quick   a round of each
+//! ```
+//!
+//! Nothing is timed: on the stepped clock every run gives the same numbers. It fails where a promise is broken (a
+//! buffer too small, more waste than the classes allow, a ceiling passed). Without cargo's `--bench` (so under
+//! `cargo test --benches`) it plays a round of each.
+
+mod traces;
+
+use pinpool::sim::{Sim, SimStream};
+use pinpool::{PinnedBuffer, PinnedPool, SizeClasses, Stats};
+use std::collections::VecDeque;
+use std::time::Duration;
+use traces::{Random, TRACES, Trace};
+
+const SEED: u64 = 0x5eed_f007;
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Real memory is rounded finely from here on; a trace that is scaled down, from as much lower.
+const FROM_BYTES: usize = 1 << 20;
+
+fn main() {
+    let is_bench = std::env::args().any(|argument| argument == "--bench");
+    let is_quick = !is_bench || std::env::args().any(|argument| argument == "--quick");
+    println!("The seed is {SEED:#x}.\n");
+    println!(
+        "| trace | classes | never asked for | pinned buffers | page-locked at most | times what was in use | hit rate | \
+         cap as large as that: hit rate | page-locked at most |\n|---|---|---|---|---|---|---|---|---|"
+    );
+    for trace in &TRACES {
+        let rounds = if is_quick { trace.rounds_quick } else { trace.rounds };
+        let asked = sizes(trace, rounds);
+        let in_use = most_in_use(trace, &asked);
+        for per_doubling in [1, 2, 4, 8] {
+            row(trace, per_doubling, &asked, in_use);
+        }
+    }
+    println!();
+    for trace in &TRACES {
+        let (name, source, window, scale) = (trace.name, trace.source, trace.window, 1 << trace.scale_log2);
+        println!("* {name}: {source}; {window} buffers in use at once, sizes divided by {scale}.");
+    }
+}
+
+fn row(trace: &Trace, per_doubling: usize, asked: &[usize], in_use: usize) {
+    let free = play(trace, per_doubling, asked, usize::MAX);
+    // As much as is in use at the busiest moment, so that what one class keeps idle another one lacks.
+    let capped = play(trace, per_doubling, asked, in_use);
+    let classes = if per_doubling == 1 { "powers of two".into() } else { format!("{per_doubling} steps") };
+    let (waste, of_in_use) =
+        (1.0 - ratio(asked.iter().sum(), free.given_bytes), ratio(free.stats.peak_registered_bytes, in_use));
+    let percent = |part: f64| format!("{:.1} %", part * 100.0);
+    println!(
+        "| {} | {classes} | {} | {} | {} | {of_in_use:.2} | {} | {} | {} |",
+        trace.name,
+        percent(waste),
+        free.stats.registrations,
+        mib(free.stats.peak_registered_bytes),
+        percent(free.hit_rate()),
+        percent(capped.hit_rate()),
+        mib(capped.stats.peak_registered_bytes),
+    );
+    // Below where the steps begin little is asked for, so all together keep what one class promises.
+    let most = if per_doubling == 1 { 0.5 } else { 1.0 / (per_doubling + 1) as f64 };
+    assert!(waste <= most, "{}, {classes}: {waste} was wasted", trace.name);
+}
+
+/// What a trace asks for, one round after the other.
+fn sizes(trace: &Trace, rounds: usize) -> Vec<usize> {
+    let mut random = Random::new(SEED);
+    (0..rounds).flat_map(|_| (trace.round)(&mut random)).map(|bytes| bytes >> trace.scale_log2).collect()
+}
+
+/// The most bytes that were asked for and are in use at one moment: no pool can lock less.
+fn most_in_use(trace: &Trace, asked: &[usize]) -> usize {
+    asked.windows(trace.window).map(|window| window.iter().sum()).max().unwrap_or(0)
+}
+
+struct Played {
+    given_bytes: usize,
+    stats: Stats,
+}
+
+impl Played {
+    fn hit_rate(&self) -> f64 {
+        let hits = self.stats.hits + self.stats.harvested;
+        hits as f64 / (hits + self.stats.misses + self.stats.unpinned_hits) as f64
+    }
+}
+
+/// Every buffer is written to a little, recorded when it is the oldest of those in use, and dropped; the device is done
+/// with it, and the pool has dealt with it, before the next one is taken.
+fn play(trace: &Trace, per_doubling: usize, asked: &[usize], cap_bytes: usize) -> Played {
+    let from_bytes = FROM_BYTES >> trace.scale_log2;
+    let classes = match per_doubling {
+        1 => SizeClasses::PowerOfTwo,
+        _ => SizeClasses::Steps { per_doubling, from_bytes },
+    };
+    let sim = Sim::new();
+    let context = sim.context(0);
+    let builder = PinnedPool::builder().driver(sim.driver()).size_classes(classes);
+    // The ceiling stands where the cap does, and room for what is in use besides.
+    let ceiling_bytes = cap_bytes.saturating_mul(2);
+    let builder = builder.max_pooled_bytes(cap_bytes).max_registered_bytes(ceiling_bytes);
+    let pool = builder.build().expect("the settings are right");
+    let device = Device { stream: context.stream(), sim };
+    let mut in_use: VecDeque<PinnedBuffer> = VecDeque::new();
+    let mut given_bytes = 0;
+    for bytes in asked {
+        while in_use.len() >= trace.window {
+            device.use_up(&pool, in_use.pop_front());
+        }
+        let buffer = pool.take(*bytes);
+        assert!(buffer.len() >= *bytes, "{bytes} asked, {} given", buffer.len());
+        given_bytes += buffer.len();
+        in_use.push_back(buffer);
+    }
+    in_use.into_iter().for_each(|buffer| device.use_up(&pool, Some(buffer)));
+    let stats = pool.stats();
+    assert!(stats.is_balanced() && stats.registered_bytes == device.sim.registered_bytes(), "{stats}");
+    assert!(stats.peak_registered_bytes <= ceiling_bytes, "the ceiling is hard: {stats}");
+    assert!(stats.pooled_bytes <= cap_bytes, "{stats}");
+    pool.shutdown();
+    device.sim.assert_clean();
+    Played { given_bytes, stats }
+}
+
+struct Device {
+    stream: SimStream,
+    sim: Sim,
+}
+
+impl Device {
+    fn use_up(&self, pool: &PinnedPool, buffer: Option<PinnedBuffer>) {
+        let Some(mut buffer) = buffer else { return };
+        buffer[0] = 1;
+        buffer.set_dirty_len(1);
+        buffer.record_last_use(&self.stream).expect("a record");
+        drop(buffer);
+        self.sim.run_until_idle();
+        assert!(pool.drain(PATIENCE), "the pool does not settle: {}", pool.stats());
+    }
+}
+
+fn ratio(part: usize, whole: usize) -> f64 {
+    part as f64 / whole as f64
+}
+
+fn mib(bytes: usize) -> String {
+    format!("{} MiB", bytes >> 20)
+}
