@@ -36,26 +36,26 @@ pub(crate) type StartCleaner = fn(&Arc<Home>) -> Option<thread::JoinHandle<()>>;
 
 /// The shared state of a pool.
 ///
-/// Laid out as written: what a hit reads comes first, right behind the reference count, whose cache line every
-/// take and every drop has to have anyway.
+/// Laid out as written: what a record and a drop read comes first, right behind the reference count, whose cache line
+/// every drop has to have anyway. A hit reads nothing of it.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Home {
     pub(crate) fork: ForkWord,
-    pub(crate) shelf: Shelf<Home>,
-    /// What follows is on other cache lines: background threads look at it in every pass.
-    _apart: [u64; 8],
+    pub(crate) driver: Driver,
+    pub(crate) captures: Arc<Captures>,
+    pub(crate) counts: Arc<Counts>,
+    /// Boxed, because its alignment would push all of this away from the reference count.
+    pub(crate) inbox: Box<Inbox<Returned>>,
     /// Which of the two drain epochs counts new returns.
     epoch: AtomicUsize,
     generation: AtomicU32,
     pub(crate) bell: Bell,
-    pub(crate) driver: Driver,
-    /// Boxed, because its alignment would push all of this away from the reference count.
-    pub(crate) inbox: Box<Inbox<Returned>>,
+    /// What follows is on other cache lines: background threads write it in every pass.
+    _apart: [u64; 8],
+    pub(crate) shelf: Shelf<Home>,
     pub(crate) settings: Settings,
     pub(crate) contexts: Contexts,
-    pub(crate) captures: Arc<Captures>,
-    pub(crate) counts: Arc<Counts>,
     pub(crate) pending: Pending,
     pub(crate) progress: Progress,
     /// The device is lost: nothing is pinned any more, nothing pinned is reused.

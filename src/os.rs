@@ -129,6 +129,28 @@ fn map_fork_word() -> Option<&'static AtomicU32> {
     None
 }
 
+/// Nanoseconds on a clock that goes by the system's tick, some milliseconds: read in a few nanoseconds, where a precise one
+/// takes twenty or more.
+#[cfg(all(target_os = "linux", not(loom)))]
+pub(crate) fn coarse_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: clock_gettime writes the timespec that it is given, and nothing else.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(not(any(target_os = "linux", loom)))]
+pub(crate) fn coarse_ns() -> u64 {
+    static BORN: OnceLock<crate::sync::Instant> = OnceLock::new();
+    BORN.get_or_init(crate::sync::Instant::now).elapsed().as_nanos() as u64
+}
+
+/// No time passes in a model.
+#[cfg(loom)]
+pub(crate) fn coarse_ns() -> u64 {
+    0
+}
+
 /// Bytes of a cache line, where it is known.
 const LINE_BYTES: usize = 64;
 
@@ -196,6 +218,19 @@ mod tests {
     fn the_page_size_is_a_power_of_two() {
         assert!(page_bytes().is_power_of_two() && page_bytes() >= 4096);
         assert_eq!(page_bytes(), asked_page_bytes(), "what is taken for known is what the system says");
+    }
+
+    #[test]
+    #[cfg(not(loom))]
+    fn the_coarse_clock_goes_as_fast_as_the_precise_one() {
+        let (coarse, precise) = (coarse_ns(), std::time::Instant::now());
+        while coarse_ns() == coarse {
+            assert!(precise.elapsed().as_secs() < 10, "it stands still");
+            std::hint::spin_loop();
+        }
+        let moved_ns = coarse_ns() - coarse;
+        // It may have been behind by a tick at the start, of at most 10 ms.
+        assert!(moved_ns <= precise.elapsed().as_nanos() as u64 + 20_000_000, "{moved_ns} ns");
     }
 
     #[test]

@@ -7,8 +7,9 @@
 use crate::block::{Fate, Returned};
 use crate::contexts::Context;
 use crate::driver::EventHandle;
+use crate::os::coarse_ns;
 use crate::size_class::{Classes, SizeClass};
-use crate::sync::{Arc, AtomicU64, AtomicUsize, Instant, Mutex, Ordering, fixed, push_reserved};
+use crate::sync::{Arc, AtomicU64, AtomicUsize, Mutex, Ordering, fixed, push_reserved};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -54,9 +55,8 @@ struct Transit {
 pub(crate) struct Pending {
     classes: Box<[Mutex<VecDeque<Entry>>]>,
     transit: Box<[Transit]>,
-    /// Since when a question to the driver has been without an answer, in nanoseconds after `born`; 0 for none.
+    /// Since when a question to the driver has been without an answer, by the coarse clock; 0 for none.
     asking_since: fixed::AtomicU64,
-    born: Instant,
     /// Entries that are done, in all classes, so that an idle look costs one load.
     done: AtomicUsize,
     next_id: AtomicU64,
@@ -72,7 +72,6 @@ impl Pending {
             classes: classes.all().map(|_| Mutex::default()).collect(),
             transit: classes.all().map(|_| Transit::default()).collect(),
             asking_since: fixed::AtomicU64::new(0),
-            born: Instant::now(),
             done: AtomicUsize::new(0),
             next_id: AtomicU64::new(1),
         }
@@ -80,7 +79,7 @@ impl Pending {
 
     /// Asks the driver something, and lets takers see how long it takes.
     pub(crate) fn ask<R>(&self, question: impl FnOnce() -> R) -> R {
-        let now = (self.born.elapsed().as_nanos() as u64).max(1);
+        let now = coarse_ns().max(1);
         let is_first =
             self.asking_since.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         let answer = question();
@@ -93,7 +92,8 @@ impl Pending {
     /// Whether a question has been without an answer for so long that a taker should not ask another.
     pub(crate) fn answers_are_late(&self) -> bool {
         let since = Duration::from_nanos(self.asking_since.load(Ordering::Relaxed));
-        since != Duration::ZERO && self.born.elapsed().saturating_sub(since) > ANSWER_IS_LATE_AFTER
+        since != Duration::ZERO
+            && Duration::from_nanos(coarse_ns()).saturating_sub(since) > ANSWER_IS_LATE_AFTER
     }
 
     /// A number for an entry that is about to be inserted, so that its waits can be set up first.

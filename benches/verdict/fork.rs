@@ -26,10 +26,12 @@ unsafe extern "C" {
 pub fn add(suite: &mut Suite) {
     let effort = suite.effort;
     let count = effort.pick(1024, 64, 2);
-    suite.add(
+    // Two turns: making and ending processes with so much memory takes longer than all that is measured.
+    suite.add_turns(
         &format!("a fork with {count} MiB page-locked, time in the parent"),
         Unit::Nanoseconds,
         &[Bar::Of(SHOWN, 1.0)],
+        effort.pick(2, 1, 1),
         vec![
             ("pinpool", Box::new(move || forks(effort, count, true))),
             (SHOWN, Box::new(move || forks(effort, count, false))),
@@ -49,7 +51,7 @@ fn forks(effort: Effort, count: usize, page_locked: bool) -> Vec<f64> {
     let mut buffers: Vec<_> = (0..count).map(|_| pool.take(MIB_1)).collect();
     assert!(buffers.iter().all(|buffer| buffer.is_pinned() == page_locked));
     buffers.iter_mut().for_each(|buffer| buffer.fill(1));
-    let times = (0..effort.pick(5, 3, 1)).map(|_| time_of_a_fork().as_nanos() as f64).collect();
+    let times = (0..effort.pick(3, 2, 1)).map(|_| time_of_a_fork().as_nanos() as f64).collect();
     drop(buffers);
     pool.shutdown();
     times

@@ -297,7 +297,11 @@ impl Cuda {
         if mode > 2 {
             return Err(INVALID_VALUE);
         }
-        Ok(thread.capture_mode.swap(mode, Ordering::Relaxed))
+        thread.mode_was_refused.store(false, Ordering::Relaxed);
+        // Only the thread itself changes its mode.
+        let old = thread.capture_mode.load(Ordering::Relaxed);
+        thread.capture_mode.store(mode, Ordering::Relaxed);
+        Ok(old)
     }
 
     /// A context with a sticky error can still be bound; a dead one cannot.

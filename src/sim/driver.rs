@@ -189,7 +189,9 @@ impl DriverApi for SimDriver {
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode, CallError> {
         let old = self.cuda.cu_thread_exchange_stream_capture_mode(mode as u32);
-        self.cuda.core().threads.current().mode_was_refused.store(old.is_err(), Ordering::Relaxed);
+        if old.is_err() {
+            self.cuda.core().threads.current().mode_was_refused.store(true, Ordering::Relaxed);
+        }
         named(Call::ThreadExchangeCaptureMode, old).map(|old| match old {
             0 => CaptureMode::Global,
             1 => CaptureMode::ThreadLocal,
