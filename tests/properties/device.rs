@@ -59,7 +59,8 @@ pub struct Device {
     made: BTreeSet<usize>,
     /// The handles of contexts that are lost.
     broken: Vec<usize>,
-    marks: Vec<Arc<Mark>>,
+    /// With the handle of the context, also of streams that were destroyed.
+    marks: Vec<(usize, Arc<Mark>)>,
     next_id: u64,
 }
 
@@ -147,7 +148,7 @@ impl Device {
 
     /// Enqueues what `action` does, and says when it is done.
     pub fn enqueue<R>(&mut self, line: usize, action: impl FnOnce(&SimStream) -> R) -> (Arc<Mark>, R) {
-        self.marks.retain(|mark| !mark.is_done());
+        self.marks.retain(|(_, mark)| !mark.is_done());
         let mark = Arc::new(Mark::default());
         let line = &mut self.lines[line];
         line.marks.retain(|mark| !mark.is_done());
@@ -165,7 +166,7 @@ impl Device {
         let result = action(&line.stream);
         tell(|mark| &mark.done);
         line.marks.push(mark.clone());
-        self.marks.push(mark.clone());
+        self.marks.push((line.stream.context().handle(), mark.clone()));
         (mark, result)
     }
 
@@ -180,8 +181,8 @@ impl Device {
     }
 
     fn forget_work_of(&self, context: usize) {
-        for line in self.lines.iter().filter(|line| line.stream.context().handle() == context) {
-            line.marks.iter().for_each(|mark| mark.done.store(true, Ordering::SeqCst));
+        for (_, mark) in self.marks.iter().filter(|(of, _)| *of == context) {
+            mark.done.store(true, Ordering::SeqCst);
         }
     }
 
@@ -247,7 +248,7 @@ impl Device {
     /// One operation, with the host functions beside it.
     pub fn step(&self) -> bool {
         let moved = self.sim.step();
-        while self.marks.iter().any(|mark| mark.is_open()) && self.sim.step() {}
+        while self.marks.iter().any(|(_, mark)| mark.is_open()) && self.sim.step() {}
         moved
     }
 

@@ -124,3 +124,29 @@ fn what_is_left_of_an_old_group_is_old() {
         &[Prewarm(1, 3), LetTimePass(7), SetCap(4096), Settle, LetTimePass(1)],
     );
 }
+
+/// A buffer that was out when its context ended, and comes back when the pool knows it.
+#[test]
+fn a_buffer_of_a_context_that_has_ended_is_not_shelved() {
+    replay(
+        Setup {
+            devices: 1,
+            reads_pageable: false,
+            allocates: false,
+            contexts: Contexts::Change,
+            cap: 1 << 26,
+            ceiling: usize::MAX,
+            zero_limit: usize::MAX,
+            seed: 1,
+        },
+        &[
+            Take(Pinned, 1),
+            EndContext(0),
+            MakeContext(0),
+            Take(Pinned, 5000),
+            Drop(0, false),
+            Settle,
+            Take(Plain, 1),
+        ],
+    );
+}
