@@ -7,7 +7,8 @@ mod classic;
 mod common;
 
 use classic::ClassicPool;
-use common::{Pinpool, Rig, Subject, classic_constants, rows};
+use common::rows::{self, Before};
+use common::{Pinpool, Rig, Subject, classic_constants};
 use criterion::{
     BenchmarkGroup, Criterion, SamplingMode, Throughput, criterion_group, criterion_main,
     measurement::WallTime,
@@ -36,7 +37,7 @@ fn costs_of<S: Subject>(criterion: &mut Criterion) {
     });
     group.bench_function(format!("drop, one per 200 us/{}", S::NAME), |bencher| {
         bencher.iter_custom(|iterations| {
-            rows::drop_alone(&subject, &rig, BYTES, rows::PAUSE, iterations).iter().sum()
+            rows::drop_alone(&subject, &rig, BYTES, Before::Sleep(rows::PAUSE), iterations).iter().sum()
         });
     });
     group.finish();

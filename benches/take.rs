@@ -7,7 +7,8 @@ mod classic;
 mod common;
 
 use classic::ClassicPool;
-use common::{Pinpool, Rig, Subject, classic_constants, rows};
+use common::rows::{self, Before};
+use common::{Pinpool, Rig, Subject, classic_constants};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ fn rows_of<S: Subject>(criterion: &mut Criterion) {
     });
     group.bench_function(format!("one per 200 us/{}", S::NAME), |bencher| {
         bencher.iter_custom(|iterations| {
-            rows::take_alone(&subject, &rig, BYTES, rows::PAUSE, iterations).iter().sum()
+            rows::take_alone(&subject, &rig, BYTES, Before::Sleep(rows::PAUSE), iterations).iter().sum()
         });
     });
     group.finish();
