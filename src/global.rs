@@ -255,4 +255,19 @@ mod tests {
         assert_eq!(unread.len(), 4, "{unread:?}");
         assert_eq!(pool.max_pooled_bytes(), crate::limits::default_max_pooled_bytes());
     }
+    #[cfg(all(feature = "sim", not(loom)))]
+    #[test]
+    fn the_environment_says_how_long_a_buffer_lies_unneeded() {
+        let aged_out = |seconds: &str| {
+            let read = |name: &str| (name == MAX_IDLE_SECONDS).then(|| seconds.to_owned());
+            let mut unread = Vec::new();
+            let pool = from_environment(read, &mut unread);
+            assert!(unread.is_empty(), "{unread:?}");
+            drop(pool.take(1));
+            assert!(pool.drain(Duration::from_secs(20)));
+            pool.let_time_pass(Duration::from_secs(60));
+            pool.stats().aged_out
+        };
+        assert_eq!([aged_out("30"), aged_out("90"), aged_out("0")], [1, 0, 0], "0 is for ever");
+    }
 }

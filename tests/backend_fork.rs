@@ -6,8 +6,8 @@
 use pinpool::backend::{
     BackendError, HostPinned, MemoryBackend, Registered, TemporaryContext, is_cuda_available,
 };
-use pinpool::regions;
 use pinpool::sim::Sim;
+use pinpool::{Error, regions};
 
 #[test]
 fn in_a_forked_child_a_backend_refuses_and_the_parent_goes_on() {
@@ -20,6 +20,8 @@ fn in_a_forked_child_a_backend_refuses_and_the_parent_goes_on() {
     // SAFETY: as above.
     let other = unsafe { registered.allocate(4096) }.unwrap();
     let context = TemporaryContext::new(&driver, 0).unwrap();
+    // Once it was asked here, a child must not even look at what the answer is kept in.
+    let _ = is_cuda_available();
     let calls = sim.total_calls();
 
     // SAFETY: the child runs what is under test, and `_exit`.
@@ -37,6 +39,9 @@ fn in_a_forked_child_a_backend_refuses_and_the_parent_goes_on() {
             assert_eq!(pinned.wait_for_devices(), Err(BackendError::ForkedChild));
             assert_eq!(HostPinned::new(&driver).err(), Some(BackendError::ForkedChild));
             assert!(TemporaryContext::new(&driver, 0).is_err() && !is_cuda_available());
+            // SAFETY: it is refused.
+            assert_eq!(unsafe { pinned.leak(base, 4096) }, Err(BackendError::ForkedChild));
+            assert_eq!(context.with(|| ()), Err(Error::ForkedChild), "nothing is run in it");
             assert!(!regions::is_pinned(base.as_ptr()));
             drop((pinned, registered, context));
             assert_eq!(sim.total_calls(), calls, "the driver is not called");

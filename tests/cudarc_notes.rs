@@ -72,6 +72,26 @@ fn every_kind_of_write_waits_and_a_read_does_not() {
 }
 
 #[test]
+fn a_copy_from_a_mutable_view_is_noted_and_the_view_s_next_write_waits() {
+    let rig = Rig::new(Mode::Untracked);
+    let bytes = pattern(1, LEN);
+    let mut device = rig.device(LEN);
+    let mut buffer = rig.filled(LEN, &bytes);
+    let mut view = buffer.view_mut(..);
+    rig.hold();
+    rig.stream.memcpy_htod(&view, &mut device).unwrap();
+    rig.must_wait(|| view[0] = 9);
+    assert!(rig.on_device(&device) == bytes, "it was written while the device read it");
+    // Nothing is copied from none of it, and nothing is noted.
+    rig.hold();
+    rig.stream.memcpy_htod(&buffer.view_mut(..0), &mut device).unwrap();
+    assert!(buffer.is_quiescent().unwrap());
+    rig.release();
+    drop(buffer);
+    rig.finish();
+}
+
+#[test]
 fn a_wait_by_itself_settles_the_notes_but_not_those_made_since() {
     let rig = Rig::new(Mode::Tracked);
     let mut device = rig.device(LEN);

@@ -291,6 +291,23 @@ fn child_with_a_python_environment() {
 }
 
 #[test]
+fn a_runtime_is_found_where_the_running_python_looks() {
+    in_child("child_with_a_python_path", &[]);
+}
+
+#[test]
+#[ignore = "run by a_runtime_is_found_where_the_running_python_looks"]
+fn child_with_a_python_path() {
+    if !is_child() {
+        return;
+    }
+    let (empty, packages) = (folder("library python none"), folder("library python path"));
+    let library = copy_of("libfake_cudart.so", packages.join("nvidia/cuda_runtime/lib/libcudart.so.12"));
+    let report = runtime_report(&Driver::builder().python_path([empty, packages]).build());
+    assert_eq!(report.found.as_deref(), Some(&*library), "{report}");
+}
+
+#[test]
 fn a_runtime_without_a_driver_is_refused_by_name() {
     in_child("child_with_an_insufficient_driver", &[("FAKE_CUDART_CODE", OsStr::new("35"))]);
 }
