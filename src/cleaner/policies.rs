@@ -220,4 +220,19 @@ mod tests {
         cleaner.look_after_the_pool();
         assert_eq!((cleaner.ageing.next_look, cleaner.next_backlog_look), (later, later));
     }
+
+    #[test]
+    fn a_class_is_pressed_by_others_that_were_passed_over_and_not_by_itself() {
+        let [small, large, third] = [1, 2, 3].map(|pages| SizeClass::of(pages * 4096).unwrap());
+        let idle = Duration::from_secs(300);
+        let mut passed_over = PassedOver::default();
+        let ages = |passed_over| [small, large, third].map(|class| max_age(idle, passed_over, class));
+        assert_eq!(ages(passed_over), [idle; 3]);
+        (0..3).for_each(|_| passed_over.add(large));
+        assert_eq!(ages(passed_over), [idle / PRESSED, idle, idle / PRESSED]);
+        passed_over.add(small);
+        assert_eq!(ages(passed_over), [idle / PRESSED; 3]);
+        passed_over.add(small);
+        assert_eq!(ages(passed_over), [idle / PRESSED; 3], "it stays so");
+    }
 }
