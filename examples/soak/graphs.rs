@@ -15,6 +15,9 @@ const MAX_BYTES: usize = 1 << 20;
 
 const REPLAYS_MAX: usize = 6;
 
+/// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
+const BROKEN: u32 = 901;
+
 pub struct Capturer {
     world: Arc<World>,
     pools: Vec<PinnedPool>,
@@ -86,7 +89,9 @@ impl Capturer {
             launched: Vec::new(),
         };
         for (held, number) in held {
-            self.add(&mut graph, &device, held, number);
+            if !self.add(&mut graph, &device, held, number) {
+                break;
+            }
         }
         let ended = graph.stream.end_capture();
         drop(waits);
@@ -115,11 +120,20 @@ impl Capturer {
         Some((Held { buffer, extent, _reserved: reserved }, self.number))
     }
 
-    fn add(&mut self, graph: &mut Graph, device: &Device, held: Held, number: u64) {
+    /// False when the capture was broken meanwhile.
+    fn add(&mut self, graph: &mut Graph, device: &Device, held: Held, number: u64) -> bool {
         let Held { mut buffer, extent: len, _reserved } = held;
         let memory = device.context.alloc(len);
+        let (cuda, stream) = (self.world.sim.cuda(), graph.stream.handle());
         // SAFETY: the pool keeps the memory unchanged until the graph is gone; that is what is tested.
-        unsafe { graph.stream.copy_to_device(&buffer, &memory) };
+        if let Err(code) =
+            unsafe { cuda.cu_memcpy_htod_async(memory.address(), buffer.as_ptr(), len, stream) }
+        {
+            if code != BROKEN {
+                self.world.found(format!("a copy that is captured: {code}"));
+            }
+            return false;
+        }
         let is_told = self.world.options.plant != Plant::Capture;
         if is_told && buffer.record_last_use(&graph.stream) != Err(Error::Capturing) {
             // The driver would not say that the stream captures, so the pool cannot know it.
@@ -132,6 +146,7 @@ impl Capturer {
         {
             graph._kept.push(Held { buffer, extent: len, _reserved });
         }
+        true
     }
 
     /// On its own stream or on another one of the device.
