@@ -36,6 +36,36 @@ macro_rules! alone {
 }
 
 alone! {
+    a_context_that_is_not_primary_lives_as_long_as_the_pool_has_something_in_it => child_with_its_own_context(fake) {
+        assert_eq!(fake.initialize(), 0);
+        // SAFETY: the C prototype.
+        let create: unsafe extern "C" fn(*mut usize, u32, i32) -> u32 = unsafe { fake.symbol("cuCtxCreate_v2") }.unwrap();
+        let mut handle = 0;
+        // SAFETY: writes one handle.
+        assert_eq!(unsafe { create(&mut handle, 0, 0) }, 0);
+        // SAFETY: a context of device 0 that nobody else owns.
+        let context = unsafe { CudaContext::from_raw_context(0, 0, handle as *mut _) }.unwrap();
+        let stream = context.new_stream().unwrap();
+        let pool = pool();
+        let mut buffer = pool.take(LEN);
+        buffer.record_last_use(&stream).unwrap();
+        fake.run_until_idle();
+        drop(buffer);
+        settle(&pool);
+        // The application gives both up. What is page-locked there, and the pool's events, are to be undone in it.
+        drop((stream, context));
+        assert_eq!(fake.calls("cuCtxDestroy"), 0, "the pool has something in it");
+        let buffer = pool.take(LEN);
+        assert!(buffer.is_pinned(), "{:#?}", pool.stats());
+        drop(buffer);
+        settle(&pool);
+        assert_eq!(fake.primary_retains(0), 0, "and no primary context was made instead");
+        let report = pool.shutdown();
+        assert!(report.completed, "{report:?}");
+        assert_eq!((report.registered_bytes_after, report.quarantined_bytes), (0, 0), "{report:?}");
+        assert_eq!((fake.calls("cuCtxDestroy"), fake.registered_bytes()), (1, 0), "its last owner was the pool");
+    }
+
     a_reset_under_the_pool_leaks_what_was_page_locked_there_and_a_new_context_works => child_that_resets(fake) {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();
