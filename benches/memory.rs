@@ -2,10 +2,12 @@
 //! its real-time clock.
 //!
 //! ```text
-//! cargo bench --bench memory
+//! cargo bench --bench memory                 everything: misses, prewarm, lanes
+//! cargo bench --bench memory -- prewarm      one of them
 //! ```
 //!
-//! Medians of turns in which every column is measured once. Without cargo's `--bench` everything runs once, small.
+//! Medians of turns in which every column is measured once. On a machine that does other things too, threads that run at
+//! once get no more of it than one does: then the time of the processor says what sharing costs. Without cargo's `--bench` everything runs once, small.
 #![allow(unsafe_code)] // registers memory by hand, for lanes that the pool does not have
 
 use pinpool::sim::{Cuda, Sim};
@@ -20,10 +22,18 @@ const PAGES: [(&str, HugePages); 2] =
 
 fn main() {
     let is_bench = std::env::args().any(|argument| argument == "--bench");
-    let (turns, bytes, count) = if is_bench { (7, 64 * MIB, 16) } else { (1, 16 * MIB, 2) };
-    misses(turns, bytes);
-    prewarm(turns, bytes, count);
-    lanes(turns, bytes, count);
+    let (turns, bytes, count) = if is_bench { (5, 64 * MIB, 16) } else { (1, 16 * MIB, 2) };
+    let wanted = std::env::args().skip(1).find(|argument| !argument.starts_with("--"));
+    let wants = |name: &str| wanted.as_deref().is_none_or(|wanted| wanted == name);
+    if wants("misses") {
+        misses(turns, bytes);
+    }
+    if wants("prewarm") {
+        prewarm(turns, bytes, count);
+    }
+    if wants("lanes") {
+        lanes(turns, bytes, count);
+    }
 }
 
 /// What a caller waits for who takes a miss and fills it.
@@ -65,9 +75,9 @@ fn device() -> Sim {
 fn prewarm(turns: usize, bytes: usize, count: usize) {
     println!("prewarm({} MiB, {count})", bytes / MIB);
     for (pages, huge_pages) in PAGES {
-        let mut columns = [Some(1), None].map(|threads| (threads, Vec::new()));
+        let mut columns = [Some(1), None].map(|threads| (threads, Vec::new(), Vec::new()));
         for _ in 0..turns {
-            for (threads, times) in &mut columns {
+            for (threads, times, processor) in &mut columns {
                 let sim = device();
                 let _context = sim.context(0);
                 let builder = PinnedPool::builder().driver(sim.driver()).huge_pages(huge_pages);
@@ -77,15 +87,19 @@ fn prewarm(turns: usize, bytes: usize, count: usize) {
                     None => builder,
                 };
                 let pool = builder.build().expect("the settings are right");
-                let start = Instant::now();
+                let (start, used) = (Instant::now(), processor_time());
                 assert_eq!(pool.prewarm(bytes, count), Ok(count));
                 times.push(start.elapsed());
+                processor.push(processor_time() - used);
                 pool.shutdown();
             }
         }
-        let [one, all] = columns.map(|(_, times)| median(times));
-        let ratio = all.as_secs_f64() / one.as_secs_f64();
-        println!("  {pages}: one thread {one:.1?}, as many as are of use {all:.1?}, ratio {ratio:.2}");
+        let [one, all] = columns.map(|(_, times, processor)| (median(times), median(processor)));
+        let ratio = all.0.as_secs_f64() / one.0.as_secs_f64();
+        println!(
+            "  {pages}: one thread {:.1?}, as many as are of use {:.1?}, ratio {ratio:.2}; of the processor {:.1?} and {:.1?}",
+            one.0, all.0, one.1, all.1
+        );
     }
 }
 
@@ -165,6 +179,16 @@ fn run_lanes(
         }
         (ready, longest, stalled)
     })
+}
+
+/// What this process has used of the processor, all its threads together.
+fn processor_time() -> Duration {
+    // SAFETY: numbers, for which zero is as good as any.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: getrusage writes the structure that it is given.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
+    let time = |of: libc::timeval| Duration::new(of.tv_sec as u64, of.tv_usec as u32 * 1000);
+    time(usage.ru_utime) + time(usage.ru_stime)
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {

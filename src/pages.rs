@@ -179,7 +179,7 @@ pub(crate) enum Populated {
 /// All pages that it has a part in, since the driver takes those too; in bounded steps, because one call for all of them
 /// would hold the address space for as long.
 pub(crate) fn populate_foreign(base: usize, bytes: usize) -> Populated {
-    const STEP_BYTES: usize = 32 << 20;
+    const STEP_BYTES: usize = 4 << 20;
     let page = crate::os::page_bytes();
     let end = base.checked_add(bytes).and_then(|end| end.checked_next_multiple_of(page));
     let Some(end) = end else { return Populated::Failed };

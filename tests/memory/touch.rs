@@ -59,7 +59,7 @@ fn where_there_is_no_memory_for_it_the_take_is_as_without() {
 
 #[test]
 fn memory_is_touched_in_bounded_steps() {
-    let _ = refusing(POPULATE.of_more_than(32 * MIB), libc::ENOMEM, || {
+    let _ = refusing(POPULATE.of_more_than(4 * MIB), libc::ENOMEM, || {
         let buffer = prefaulting(HugePages::Advise).take(128 * MIB);
         assert_eq!(pages_there(&buffer), 128 * MIB / PAGE);
     });
