@@ -136,3 +136,17 @@ fn behind_a_driver_that_hangs_the_cleaner_leaves_page_locked_memory_to_the_lane(
     rig.sim.clear_faults();
     rig.finish();
 }
+
+#[test]
+fn what_the_lane_had_no_slot_for_is_let_go_though_nothing_is_returned_any_more() {
+    let rig = Rig::new();
+    rig.shelve(4 * KIB, 1_100);
+    rig.sim.fail(unlock_call(), Fault::hang());
+    rig.pool.trim_to(0);
+    until("the release lane hangs", || rig.sim.hanging_calls() > 0);
+    // Longer than the cleaner stays awake for nothing.
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    rig.sim.clear_faults();
+    until("all is let go", || rig.pool.stats().retiring_bytes == 0);
+    rig.finish();
+}

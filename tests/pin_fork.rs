@@ -63,6 +63,15 @@ fn in_fork(child: impl FnOnce() -> Result<(), String>) -> String {
     String::from_utf8_lossy(&said[..count.max(0) as usize]).into_owned()
 }
 
+fn is_mapped(address: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().any(|line| {
+        let (start, end) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        let at = |text| usize::from_str_radix(text, 16).unwrap();
+        (at(start)..at(end)).contains(&address)
+    })
+}
+
 fn check(holds: bool, what: &str) -> Result<(), String> {
     if holds { Ok(()) } else { Err(what.to_owned()) }
 }
@@ -104,6 +113,11 @@ fn a_forked_child_pins_nothing_and_knows_it() {
         check(take.ends_with(WHY), &format!("take_pinned: {take}"))?;
         let prewarm = pool.prewarm(LEN, 1).unwrap_err().to_string();
         check(prewarm.ends_with(WHY), &format!("prewarm: {prewarm}"))?;
+        let mut plain = pool.take(LEN);
+        plain.fill(1);
+        let address = plain.as_ptr() as usize;
+        drop(plain);
+        check(!is_mapped(address), "pageable memory of the child's own is not unmapped")?;
         // What was the parent's can be read here, and dropping it does nothing to the parent.
         check(memory.iter().all(|page| page.0 == [7; 4096]), "the copy of the parent's bytes")?;
         let unpinned = memory.unpin().err().map(|error| error.to_string()).unwrap_or_default();
