@@ -306,4 +306,13 @@ mod tests {
         assert_eq!(found, given);
         assert!(!inbox.has_arrivals() && inbox.pop_overflow().is_none());
     }
+
+    #[test]
+    fn a_full_queue_gives_a_value_back_and_says_what_it_is() {
+        let queue = LaneQueue::new(1);
+        assert!(queue.is_empty() && queue.has_room() && queue.pop().is_none());
+        assert_eq!((queue.try_push(1), queue.try_push(2)), (Ok(()), Err(2)));
+        assert!(!queue.is_empty() && !queue.has_room());
+        assert_eq!((queue.pop_wait(), queue.is_empty()), (Some(1), true));
+    }
 }

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{KIB, PATIENCE, Rig, all_zero, copy_to_device, lock_call, pattern, until};
+use common::{KIB, MIB, PATIENCE, Rig, all_zero, copy_to_device, lock_call, pattern, until};
 use pinpool::sim::Sim;
 use pinpool::{Error, PinnedPool};
 
@@ -404,4 +404,29 @@ fn waits_and_evictions_give_their_events_back() {
     }
     assert_eq!(rig.sim.calls("cuEventCreate"), 1, "no two uses were outstanding at once");
     rig.finish();
+}
+
+/// What the tests of this file stand on: the simulated device sees which bytes are zeroed, step by step.
+#[test]
+fn bytes_zeroed_in_flight_are_found_where_they_are_and_nowhere_else() {
+    const STEP: usize = 4 * MIB;
+    for (in_flight, is_dirty) in [(STEP..2 * STEP, true), (3 * STEP..4 * STEP, false)] {
+        let rig = Rig::new();
+        let (stream, device) = (rig.context.stream(), rig.context.alloc(STEP));
+        let mut buffer = rig.pinned(4 * STEP);
+        stream.hold();
+        // SAFETY: the memory stays mapped; that it is zeroed meanwhile is what is to be found.
+        unsafe { stream.copy_to_device(&buffer[in_flight], &device) };
+        buffer.set_dirty_len(2 * STEP);
+        // SAFETY: a lie, to show that it is found.
+        unsafe { buffer.assume_quiescent() };
+        drop(buffer);
+        rig.drain();
+        rig.sim.expect_violations();
+        let found = rig.sim.take_violations();
+        assert_eq!(found.iter().any(|found| found.contains("zeroing")), is_dirty, "{found:?}");
+        assert!(found.iter().any(|found| found.contains("handing out")), "{found:?}");
+        stream.release();
+        rig.sim.run_until_idle();
+    }
 }

@@ -88,3 +88,21 @@ impl Cleaner {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::config::Settings;
+    use crate::driver::Driver;
+    use crate::home::Home;
+    use crate::size_class::SizeClass;
+
+    #[test]
+    fn an_arrival_alone_is_a_reason_to_look() {
+        let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
+        let cleaner = Cleaner::new(home.clone());
+        assert!(!cleaner.must_look());
+        home.inbox.flag_class(SizeClass::of(1).unwrap());
+        assert!(cleaner.must_look());
+    }
+}
