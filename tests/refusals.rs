@@ -214,3 +214,18 @@ fn a_captured_buffer_whose_context_cannot_be_asked_for_is_never_used_again() {
         rig.finish();
     }
 }
+
+#[test]
+fn a_pageable_buffer_is_kept_although_its_context_cannot_be_asked_for() {
+    let rig = Rig::new();
+    let buffer = rig.pool.take(LEN);
+    let held = rig.pool.hold_cleaner();
+    rig.sim.fail("cuCtxGetCurrent", Fault::always(999));
+    drop(buffer);
+    rig.sim.clear_faults();
+    drop(held);
+    rig.drain();
+    let stats = rig.assert_balanced();
+    assert_eq!((stats.pooled_buffers, stats.quarantined_bytes), (1, 0), "its copies were staged: {stats}");
+    rig.finish();
+}

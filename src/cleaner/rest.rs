@@ -101,8 +101,18 @@ mod tests {
     fn an_arrival_alone_is_a_reason_to_look() {
         let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
         let cleaner = Cleaner::new(home.clone());
-        assert!(!cleaner.must_look());
+        assert!(!cleaner.must_look() && !cleaner.is_ending(), "it may sleep");
         home.inbox.flag_class(SizeClass::of(1).unwrap());
         assert!(cleaner.must_look());
+    }
+
+    #[test]
+    fn with_nothing_to_do_naps_grow() {
+        let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
+        let mut cleaner = Cleaner::new(home.clone());
+        home.bell.attach();
+        cleaner.rest_idle();
+        assert!(cleaner.idle_since.is_some());
+        assert_eq!(cleaner.idle_nap, 2 * IDLE_NAP_MIN);
     }
 }
