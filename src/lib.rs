@@ -11,6 +11,7 @@
 //! * [`pin`] page-locks memory that you own already; [`regions`] tells what is page-locked.
 //! * [`backend`] is memory of the driver's for allocators and arenas, of several kinds.
 //! * [`operations`] says what to watch, what each number means, and which events are told through `tracing`.
+//! * [`mutation`] tells which planted faults the tests find in the files that hand memory over, and which they do not.
 //! * [`pinning`] tells what page-locking is and what it costs; [`performance`] what the pool costs, and how to tune it.
 //! * [`finding_cuda`] tells where CUDA's libraries are looked for, and what to do when page-locking does not engage.
 //! * With feature `sim`, `sim` is a simulated device, to test staging code on a machine without a GPU.
@@ -62,6 +63,9 @@ pub mod finding_cuda {}
 
 #[doc = include_str!("../docs/operations.md")]
 pub mod operations {}
+
+#[doc = include_str!("../docs/mutation.md")]
+pub mod mutation {}
 
 mod code_name;
 mod error;
