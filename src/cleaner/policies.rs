@@ -223,7 +223,8 @@ mod tests {
 
     #[test]
     fn a_class_is_pressed_by_others_that_were_passed_over_and_not_by_itself() {
-        let [small, large, third] = [1, 2, 3].map(|pages| SizeClass::of(pages * 4096).unwrap());
+        let [small, large, third] =
+            [1, 2, 3].map(|pages| SizeClass::of(pages * crate::os::page_bytes()).unwrap());
         let idle = Duration::from_secs(300);
         let mut passed_over = PassedOver::default();
         let ages = |passed_over| [small, large, third].map(|class| max_age(idle, passed_over, class));
