@@ -288,3 +288,19 @@ fn what_is_page_locked_at_the_last_moment_of_a_shutdown_is_let_go_like_the_rest(
     assert!(in_time, "no call returned in time");
     rig.finish();
 }
+
+/// What the lanes have given back keeps no shutdown waiting for its deadline.
+#[test]
+fn a_shutdown_ends_when_all_is_done_and_not_at_its_deadline() {
+    let rig = Rig::with(Sim::new(), |builder| builder.shutdown_timeout(Duration::from_secs(3600)));
+    // Page-locked by one lane, waited for by the other.
+    rig.shelve(LEN, 2);
+    drop(rig.pool.take(LEN));
+    rig.drain();
+    let (told, ended) = std::sync::mpsc::channel();
+    let pool = rig.pool.clone();
+    let shutdown = std::thread::spawn(move || told.send(pool.shutdown()));
+    assert!(ended.recv_timeout(PATIENCE).is_ok_and(|report| report.completed));
+    assert!(shutdown.join().unwrap().is_ok());
+    rig.finish();
+}
