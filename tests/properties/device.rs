@@ -53,6 +53,8 @@ pub struct Device {
     pub contexts: Vec<Option<SimContext>>,
     pub lines: Vec<Line>,
     pub current: usize,
+    /// A graph was launched at some time.
+    pub has_launched: bool,
     /// How many of them are primary ones.
     primaries: usize,
     /// Which of them there have been.
@@ -84,6 +86,7 @@ impl Device {
             contexts,
             lines: Vec::new(),
             current: 0,
+            has_launched: false,
             primaries: setup.devices.into(),
             made: BTreeSet::new(),
             broken: Vec::new(),
@@ -321,7 +324,9 @@ impl Device {
     /// The call is going to wait for the stream.
     fn let_pass(&mut self, line: usize) {
         match self.lines[line].kind {
-            Kind::NonBlocking(_) => self.set_held(line, false),
+            // A launch may wait for one of the same graph on another stream.
+            Kind::NonBlocking(_) if !self.has_launched => self.set_held(line, false),
+            Kind::NonBlocking(_) => self.release_all(),
             Kind::Blocking | Kind::Default => self.release_all(),
         }
     }

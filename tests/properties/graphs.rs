@@ -135,6 +135,7 @@ impl World {
         }
         let index = index % self.graphs.len();
         let Graph { graph, captured } = &self.graphs[index];
+        self.device.has_launched = true;
         let (mark, ()) = self.device.enqueue(line, |stream| graph.launch(stream));
         captured.state.launches.lock().expect("no panic holds it").push(mark.clone());
         for (device, expected) in &captured.copies {

@@ -63,7 +63,8 @@ impl World {
                 let (queued, held) = left.get(&class.class_bytes).copied().unwrap_or_default();
                 class.queued_buffers <= queued && class.held_buffers == held
             });
-            is_done && stats.retiring_bytes == 0
+            // What is on its way from one to the other may be seen in neither.
+            is_done && stats.retiring_bytes == 0 && stats.is_balanced()
         })?;
         self.settled(&finishing, has_room)?;
         let result = during(self);
