@@ -229,7 +229,7 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     fn so_does_the_way_without_avx() {
         for start in 0..17 {
-            let mut buffer = vec![7u8; 200];
+            let mut buffer = [7u8; 200];
             stream_quarter_lines(&mut buffer[start..start + 150]);
             assert!(buffer[start..start + 150].iter().all(|byte| *byte == 0));
             assert_eq!(buffer.iter().filter(|byte| **byte == 0).count(), 150);

@@ -126,9 +126,8 @@ impl Capturer {
         let memory = device.context.alloc(len);
         let (cuda, stream) = (self.world.sim.cuda(), graph.stream.handle());
         // SAFETY: the pool keeps the memory unchanged until the graph is gone; that is what is tested.
-        if let Err(code) =
-            unsafe { cuda.cu_memcpy_htod_async(memory.address(), buffer.as_ptr(), len, stream) }
-        {
+        let copied = unsafe { cuda.cu_memcpy_htod_async(memory.address(), buffer.as_ptr(), len, stream) };
+        if let Err(code) = copied {
             if code != BROKEN {
                 self.world.found(format!("a copy that is captured: {code}"));
             }

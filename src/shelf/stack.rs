@@ -178,6 +178,8 @@ mod tests {
             assert_eq!(usize::from(stack.filled) + stack.rest.len(), count);
         }
         let mut stack = lock.lock();
-        stack.all().drain(..).for_each(|one| drop(one.block.retire().release(&Driver::host_only())));
+        for one in stack.all().drain(..) {
+            one.block.retire().release(&Driver::host_only());
+        }
     }
 }

@@ -54,7 +54,9 @@ fn what_is_not_page_locked_makes_no_room_under_the_ceiling() {
     }
     let other = SizeClass::of(4 * class.bytes()).unwrap();
     shelf.evict_pinned_of_others(other, 1, Duration::ZERO, |_| panic!("it was pageable all along"));
-    shelf.trim_to(0, |block| drop(block.retire().release(&Driver::host_only())));
+    shelf.trim_to(0, |block| {
+        block.retire().release(&Driver::host_only());
+    });
 }
 
 #[test]
@@ -67,5 +69,7 @@ fn nothing_is_due_on_empty_shelves_and_a_block_is_when_it_is_too_old() {
     assert!(matches!(shelf.push(ready(), owner.clone(), |_| ()), Placed::Kept));
     let due = shelf.next_due(|_| hour).expect("there is one");
     assert!(due <= hour && due > hour / 2, "{due:?}");
-    shelf.trim_to(0, |block| drop(block.retire().release(&Driver::host_only())));
+    shelf.trim_to(0, |block| {
+        block.retire().release(&Driver::host_only());
+    });
 }
