@@ -402,7 +402,9 @@ fn what_is_given_up_on_gives_back_the_events_that_it_keeps() {
 
 #[test]
 fn a_guard_that_outlives_its_pool_leaves_no_thread_behind() {
-    let rig = Rig::with(Sim::new(), |builder| builder.thread_name("outlive"));
+    // Long before the deadline.
+    let hour = Duration::from_secs(3600);
+    let rig = Rig::with(Sim::new(), |builder| builder.thread_name("outlive").shutdown_timeout(hour));
     let buffer = rig.pinned(LEN);
     let Rig { pool, sim, context } = rig;
     drop(pool);

@@ -214,6 +214,7 @@ mod tests {
         (cleaner.ageing.next_look, cleaner.next_backlog_look) = (now, now);
         cleaner.look_after_the_pool();
         assert!(cleaner.ageing.next_look >= now + max_idle / LOOKS);
+        assert!(cleaner.ageing.next_look <= home.clock.now() + max_idle / LOOKS);
         assert!(cleaner.next_backlog_look >= now + BACKLOG_LOOK);
         let later = now + Duration::from_secs(3600);
         (cleaner.ageing.next_look, cleaner.next_backlog_look) = (later, later);

@@ -115,4 +115,12 @@ mod tests {
         assert!(cleaner.idle_since.is_some());
         assert_eq!(cleaner.idle_nap, 2 * IDLE_NAP_MIN);
     }
+
+    #[test]
+    fn an_order_to_stop_is_waited_for_with_naps_and_not_asleep() {
+        let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
+        let cleaner = Cleaner::new(home.clone());
+        home.order_stop(Instant::now());
+        assert!(cleaner.is_ending());
+    }
 }
