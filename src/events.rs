@@ -165,8 +165,27 @@ fn pooled_event(driver: &Driver, context: &Context) -> Result<EventHandle, CallE
         Some(event) => Ok(event),
         // Created in the current context, which must be the stream's: a foreign event is refused (400).
         None => with_relaxed_capture(driver, || {
-            with_current(driver, context.handle, || driver.api().create_event())
+            with_current(driver, context.handle, || create_event(driver, context))
         })?,
+    }
+}
+
+/// `CUDA_ERROR_CONTEXT_IS_DESTROYED`.
+const CONTEXT_IS_DESTROYED: u32 = 709;
+
+/// An event of this very context. Its handle may be another one's by now, a primary context's that was made anew after a
+/// reset: an event of that one would be taken for over, with work of that one, as soon as the old one is found to have ended.
+fn create_event(driver: &Driver, context: &Context) -> Result<EventHandle, CallError> {
+    let event = driver.api().create_event()?;
+    match (context.id, driver.api().context_id(context.handle)) {
+        (Some(id), Ok(now)) if now != id => {
+            if let Err(error) = driver.api().destroy_event(event) {
+                say!(DEBUG, "event_leaked", %error, "an event of a context with another one's handle is leaked");
+            }
+            Err(CallError::new("cuEventCreate", CONTEXT_IS_DESTROYED))
+        }
+        // One failed question says nothing; whoever uses the context next hears more.
+        _ => Ok(event),
     }
 }
 

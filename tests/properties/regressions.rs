@@ -150,3 +150,21 @@ fn a_buffer_of_a_context_that_has_ended_is_not_shelved() {
         ],
     );
 }
+
+/// The new context has the old one's handle: what is recorded there is not over when the end of the old one is noticed.
+#[test]
+fn a_record_in_a_context_made_anew_does_not_end_with_the_old_one() {
+    replay(
+        Setup {
+            devices: 1,
+            reads_pageable: false,
+            allocates: false,
+            contexts: Contexts::Change,
+            cap: 1 << 26,
+            ceiling: usize::MAX,
+            zero_limit: usize::MAX,
+            seed: 1,
+        },
+        &[Take(Plain, 1), CopyOut(0, 0, 0, true), EndContext(0), MakeContext(0), Record(0, 0), Wait(0)],
+    );
+}
