@@ -62,7 +62,6 @@ fn look_at(driver: &Driver, context: &Context, stream: StreamHandle) -> Look {
 impl Note {
     /// Looks at a stream that is about to use a block.
     pub(crate) fn of(driver: &Driver, contexts: &Contexts, stream: &StreamRef<'_>) -> Noted {
-        static NEXT: fixed::AtomicU64 = fixed::AtomicU64::new(0);
         let context = contexts.of_stream(driver, stream);
         match look_at(driver, &context, stream.stream) {
             Look::Captures => Noted::Captured,
@@ -71,9 +70,19 @@ impl Note {
                 stream_id,
                 // 0 and 1 name the legacy default stream of the context; 2 is another one in every thread.
                 on_default_stream: stream.stream.0 <= 1,
-                sequence: NEXT.fetch_add(1, Ordering::Relaxed),
+                sequence: Self::next_sequence(),
             }),
         }
+    }
+
+    /// A use that could not be recorded: something in this context, which stays known as long as the note is there.
+    pub(crate) fn of_failed(context: Arc<Context>) -> Self {
+        Self { context, stream_id: None, on_default_stream: false, sequence: Self::next_sequence() }
+    }
+
+    fn next_sequence() -> u64 {
+        static NEXT: fixed::AtomicU64 = fixed::AtomicU64::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Whether both stand for the same thing: one stream, or "something in this context".

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{KIB, Rig, copy_to_device, in_time, locked_bytes, pattern};
-use pinpool::PinnedPool;
-use pinpool::sim::Sim;
+use pinpool::sim::{Fault, Sim, SimBuffer, SimContext, SimStream};
+use pinpool::{PinnedBuffer, PinnedPool};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -112,6 +112,66 @@ fn a_guard_that_is_out_keeps_the_context_of_its_record_over_a_shutdown() {
     assert!(pool.shutdown().completed);
     assert!(!sim.cuda().cu_device_primary_ctx_get_state(0).unwrap().1, "the pool kept a retain");
     sim.assert_clean();
+}
+
+/// A page-locked buffer that a held stream of a context reads, and whose record failed; that context is none that a pool
+/// could find by itself.
+fn unrecorded_in_a_context_of_its_own(rig: &Rig) -> (PinnedBuffer, SimContext, SimStream, SimBuffer) {
+    let own = rig.sim.create_context(0);
+    let (stream, device) = (own.stream(), own.alloc(LEN));
+    rig.context.bind();
+    let mut buffer = rig.pinned(LEN);
+    buffer.copy_from_slice(&pattern(5, LEN));
+    stream.hold();
+    copy_to_device(&stream, &buffer, LEN, &device);
+    rig.sim.fail("cuEventRecord", Fault::once(1));
+    buffer.record_last_use(&stream).unwrap_err();
+    (buffer, own, stream, device)
+}
+
+#[test]
+fn a_buffer_whose_record_failed_waits_for_its_context_over_a_shutdown() {
+    let rig = Rig::new();
+    let (buffer, own, stream, device) = unrecorded_in_a_context_of_its_own(&rig);
+    assert!(rig.pool.shutdown().completed);
+    drop(buffer);
+    assert!(!rig.pool.drain(Duration::from_millis(200)), "the device still reads it");
+    rig.sim.assert_clean();
+    stream.release();
+    rig.drain();
+    assert!(device.read() == pattern(5, LEN), "wrong bytes on the device");
+    // It is over, so the context is forgotten.
+    assert!(rig.pool.shutdown().completed);
+    let waits = rig.pool.stats().context_waits;
+    drop(rig.pool.take_pinned(LEN).unwrap());
+    rig.drain();
+    assert_eq!(rig.pool.stats().context_waits - waits, 1, "only the primary one is waited for");
+    drop((stream, device, own));
+    rig.finish();
+}
+
+#[test]
+fn a_write_waits_for_the_context_of_a_failed_record_over_a_shutdown() {
+    let rig = Rig::new();
+    let (buffer, own, stream, device) = unrecorded_in_a_context_of_its_own(&rig);
+    assert!(rig.pool.shutdown().completed);
+    let asked_before = rig.sim.calls("cuCtxSynchronize");
+    let mut buffer = std::thread::scope(|scope| {
+        let waits = scope.spawn(move || {
+            buffer.wait().unwrap();
+            buffer
+        });
+        // The primary context, in which it is page-locked, and then this one.
+        let are_asked = || rig.sim.calls("cuCtxSynchronize") == asked_before + 2;
+        let is_asked = in_time(|| waits.is_finished() || are_asked());
+        assert!(is_asked && !waits.is_finished(), "the device still reads it");
+        stream.release();
+        waits.join().unwrap()
+    });
+    buffer.fill(0);
+    assert!(device.read() == pattern(5, LEN), "wrong bytes on the device");
+    drop((buffer, stream, device, own));
+    rig.finish();
 }
 
 #[test]

@@ -85,6 +85,10 @@ impl Returned {
                 Proof::ContextsIdle | Proof::NothingOutstanding => events::discard(driver, used),
             }
         }
+        // What was noted is over; a block that was recorded alone has no notes, and they are on a line of their own.
+        if self.0.fate != Fate::Recorded {
+            self.0.notes.get_mut().clear();
+        }
         self.0.fate = Fate::Recorded;
         self.0.seen_context = None;
         self.0.returned_at = None;

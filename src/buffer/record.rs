@@ -8,7 +8,7 @@ use crate::driver::Driver;
 use crate::error::{CallError, Error};
 use crate::events::{self, Spare, StreamKey, Use, with_relaxed_capture};
 use crate::home::Home;
-use crate::notes;
+use crate::notes::{self, Note};
 use crate::report::{Kind, say_failure};
 use crate::stream::{AsStream, StreamRef};
 use crate::sync::Arc;
@@ -95,10 +95,15 @@ fn record_otherwise(
         }
         recorded => recorded,
     };
-    recorded.map_err(|(error, _)| error).inspect_err(|error| {
-        if *error == Error::Capturing {
+    recorded.map_err(|(error, context)| {
+        if error == Error::Capturing {
             captured::note(home, block, flags, stream, CAPTURED);
+        } else {
+            // It is to be waited for, and a shutdown forgets contexts that nothing refers to.
+            notes::add(&mut block.notes().lock(), Note::of_failed(context));
+            flags.add(NOTED);
         }
+        error
     })
 }
 

@@ -309,8 +309,13 @@ pub(super) fn settle_notes(home: &Arc<Home>, block: &mut Out, flags: &Flags) {
             Some(Err(error)) => {
                 say!(DEBUG, "note_failed", %error, "a use noted on the default stream waits for its context");
                 block.worsen(Fate::RecordFailed);
+                notes::add(&mut block.notes().lock(), note);
             }
-            None => block.worsen(Fate::RecordFailed),
+            None => {
+                block.worsen(Fate::RecordFailed);
+                // Whoever waits has to know the context, also over a shutdown.
+                notes::add(&mut block.notes().lock(), note);
+            }
         }
     }
 }
