@@ -54,7 +54,9 @@ impl SizeClasses {
         let Self::Steps { per_doubling, from_bytes } = self else { return Ok(()) };
         let refused = |problem| Err(Error::Setting { name: "size_classes", problem });
         if !matches!(per_doubling, 2 | 4 | 8) {
-            return refused(format!("{per_doubling} steps a doubling; it can be 2, 4 or 8"));
+            return refused(format!(
+                "{per_doubling} steps a doubling; it can be 2, 4 or 8 (powers of two: SizeClasses::PowerOfTwo)"
+            ));
         }
         if !from_bytes.is_power_of_two() || from_bytes >= 1 << STEPS_LOG2_MAX {
             return refused(format!("from {from_bytes} bytes on; it has to be a power of two, below 1 TiB"));
@@ -69,16 +71,16 @@ impl SizeClasses {
         let from_bytes = from.map_or(Ok(STEPS_FROM_BYTES), |from| from.trim().parse());
         let read = match (steps.trim().parse(), from_bytes) {
             (Ok(1), Ok(_)) => Ok(Self::PowerOfTwo),
-            (Ok(per_doubling), Ok(from_bytes)) => {
+            (Ok(per_doubling @ (2 | 4 | 8)), Ok(from_bytes)) => {
                 let read = Self::Steps { per_doubling, from_bytes };
                 read.validate().map(|()| read).map_err(|error| match error {
                     Error::Setting { problem, .. } => problem,
                     other => other.to_string(),
                 })
             }
-            _ => {
-                Err(format!("{text:?} is neither a number of steps nor one with the bytes, as in 4:1048576"))
-            }
+            _ => Err(format!(
+                "{text:?} is not 1 (powers of two), 2, 4 or 8, nor one of these with the bytes from where on, as in 4:1048576"
+            )),
         };
         read.map_err(|problem| Error::Setting { name, problem })
     }

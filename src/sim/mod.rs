@@ -23,6 +23,32 @@
 //! sim.assert_clean();
 //! ```
 //!
+//! # With a pool
+//!
+//! ```
+//! use pinpool::{PinnedPool, sim::Sim};
+//!
+//! let sim = Sim::new();
+//! let context = sim.context(0);
+//! let (stream, device) = (context.stream(), context.alloc(4096));
+//! let pool = PinnedPool::builder().driver(sim.driver()).build()?;
+//!
+//! let mut buffer = pool.take_pinned(4096)?; // a first `take` is a miss: pageable, so its copy waits
+//! buffer.fill(7);
+//! // SAFETY: the pool keeps the memory until the recorded use is done.
+//! # #[allow(unsafe_code)]
+//! unsafe { stream.copy_to_device(&buffer, &device) };
+//! buffer.record_last_use(&stream)?;
+//! drop(buffer); // the copy has not begun
+//!
+//! sim.run_until_idle();
+//! assert_eq!(device.read(), vec![7u8; 4096]);
+//! # Ok::<(), pinpool::Error>(())
+//! ```
+//!
+//! A pool has the driver that it was built with, and the process-wide one (`pinpool::take`) has CUDA's, so it refuses
+//! simulated streams, unless [`init_global`](crate::init_global) was told otherwise before its first use.
+//!
 //! # Handles
 //!
 //! [`Sim::context`], [`SimContext::stream`] and [`SimContext::alloc`] play the application. [`Sim::driver`] is what

@@ -136,7 +136,7 @@ fn settings_that_have_no_classes_are_refused_by_name() {
     let steps = |per_doubling, from_bytes| SizeClasses::Steps { per_doubling, from_bytes };
     for (kind, part) in [
         (steps(0, 4096), "0 steps"),
-        (steps(1, 4096), "1 steps"),
+        (steps(1, 4096), "SizeClasses::PowerOfTwo"),
         (steps(3, 4096), "3 steps"),
         (steps(16, 4096), "16 steps"),
         (steps(4, 0), "from 0 bytes"),
@@ -158,5 +158,9 @@ fn the_environment_says_steps_and_from_where_on() {
     for text in ["3", "eight", "4:", "4:1 MiB", "4:5000", ":4096", "-4"] {
         let error = parse(text).unwrap_err().to_string();
         assert!(error.starts_with("X: "), "{text}: {error}");
+    }
+    for text in ["3", "7", "eight"] {
+        let error = parse(text).unwrap_err().to_string();
+        assert!(error.contains("1 (powers of two), 2, 4 or 8"), "{text}: {error}");
     }
 }
