@@ -40,6 +40,7 @@ impl PoolBuilder {
     }
 
     /// Makes the context of this stream known, so that the pool can page-lock before it has seen a copy.
+    /// The pool keeps a clone of the stream's handle: an `Arc<CudaStream>`, an `Arc<SimStream>` or a `RawStream`.
     pub fn context_of<S: AsStream + Clone + Send + 'static>(mut self, stream: &S) -> Self {
         let stream = stream.clone();
         self.learn.push(LearnedContext(Box::new(move |home| {
