@@ -6,8 +6,9 @@
 //! it plain stores always win, and after non-temporal ones the next fill would find cold cache lines.
 #![allow(unsafe_code)] // Non-temporal stores are intrinsics.
 
+use crate::os::coarse_ns;
 use crate::sync::fixed::AtomicU32;
-use crate::sync::{Instant, OnceLock, Ordering};
+use crate::sync::{Instant, Ordering};
 
 use std::time::Duration;
 
@@ -106,10 +107,9 @@ fn rates(bytes: usize) -> Option<&'static Rates> {
     RATES.get((bytes / MEASURED_FROM_BYTES).checked_ilog2()? as usize)
 }
 
-/// Since the first large job of the process.
+/// Of a clock that needs nothing of its own: what one thread starts, a child forked meanwhile could wait for.
 fn seconds() -> u32 {
-    static BORN: OnceLock<Instant> = OnceLock::new();
-    u32::try_from(BORN.get_or_init(Instant::now).elapsed().as_secs()).unwrap_or(u32::MAX)
+    u32::try_from(coarse_ns() / 1_000_000_000).unwrap_or(u32::MAX)
 }
 
 impl Rates {
