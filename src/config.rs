@@ -156,7 +156,10 @@ pub(crate) fn parse_switch(name: &'static str, text: &str) -> Result<bool, Error
     match text.trim().to_ascii_lowercase().as_str() {
         "1" | "true" | "yes" | "on" => Ok(true),
         "" | "0" | "false" | "no" | "off" => Ok(false),
-        _ => Err(Error::Setting { name, problem: format!("{text:?} is neither 1 nor 0") }),
+        _ => Err(Error::Setting {
+            name,
+            problem: format!("{text:?} is neither 1 (true, yes, on) nor 0 (false, no, off)"),
+        }),
     }
 }
 

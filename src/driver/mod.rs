@@ -97,7 +97,7 @@ impl Driver {
 
     /// No device: nothing is ever page-locked, and no device work is ever outstanding.
     pub fn host_only() -> Self {
-        Self::none("the pool was built with Driver::host_only()")
+        Self::none("no device is to be used: the driver is Driver::host_only()")
     }
 
     /// No device, and why.
