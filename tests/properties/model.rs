@@ -111,7 +111,8 @@ impl Returned {
 
     fn waits_for_contexts(&self, pinned: bool, reads_pageable: bool) -> bool {
         match self.fate {
-            _ if !self.graphs.is_empty() => true,
+            // It will, when its graphs are gone.
+            _ if !self.graphs.is_empty() => !self.is_held(),
             Fate::Failed => true,
             Fate::Recorded => self.uses.is_empty() && (pinned || reads_pageable),
             Fate::Proven => false,
