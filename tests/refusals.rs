@@ -5,8 +5,8 @@
 mod common;
 
 use common::{KIB, Rig, all_zero, copy_to_device, pattern};
-use pinpool::Error;
 use pinpool::sim::{CaptureMode, Fault, Sim};
+use pinpool::{Error, PinnedBuffer};
 
 const LEN: usize = 64 * KIB;
 
@@ -197,12 +197,7 @@ fn a_captured_buffer_whose_context_cannot_be_asked_for_is_never_used_again() {
         copy_to_device(&stream, &buffer, LEN, &device);
         assert_eq!(buffer.record_last_use(&stream), Err(Error::Capturing));
         let graph = stream.end_capture().unwrap();
-        let held = rig.pool.hold_cleaner();
-        rig.sim.fail("cuCtxGetCurrent", Fault::always(999));
-        drop(buffer);
-        rig.sim.clear_faults();
-        drop(held);
-        rig.drain();
+        drop_where_the_context_cannot_be_asked_for(&rig, buffer);
         let stats = rig.assert_balanced();
         assert_eq!((stats.held_bytes, stats.quarantined_bytes), (0, LEN), "page-locked: {pinned}");
         assert_ne!(rig.pool.take(LEN).as_ptr(), address);
@@ -215,16 +210,20 @@ fn a_captured_buffer_whose_context_cannot_be_asked_for_is_never_used_again() {
     }
 }
 
-#[test]
-fn a_pageable_buffer_is_kept_although_its_context_cannot_be_asked_for() {
-    let rig = Rig::new();
-    let buffer = rig.pool.take(LEN);
+fn drop_where_the_context_cannot_be_asked_for(rig: &Rig, buffer: PinnedBuffer) {
     let held = rig.pool.hold_cleaner();
     rig.sim.fail("cuCtxGetCurrent", Fault::always(999));
     drop(buffer);
     rig.sim.clear_faults();
     drop(held);
     rig.drain();
+}
+
+#[test]
+fn a_pageable_buffer_is_kept_although_its_context_cannot_be_asked_for() {
+    let rig = Rig::new();
+    let buffer = rig.pool.take(LEN);
+    drop_where_the_context_cannot_be_asked_for(&rig, buffer);
     let stats = rig.assert_balanced();
     assert_eq!((stats.pooled_buffers, stats.quarantined_bytes), (1, 0), "its copies were staged: {stats}");
     rig.finish();

@@ -6,6 +6,20 @@ use crate::script::How::*;
 use crate::script::Op::*;
 use crate::script::Setup;
 
+/// One device, nothing out of the ordinary, and room for all.
+fn one_device() -> Setup {
+    Setup {
+        devices: 1,
+        reads_pageable: false,
+        allocates: false,
+        contexts: Contexts::Stay,
+        cap: 1 << 26,
+        ceiling: usize::MAX,
+        zero_limit: usize::MAX,
+        seed: 1,
+    }
+}
+
 /// A block that one taker passed over, because it had more to zero than a taker may, is there for one that does not mind;
 /// without a device nothing has to be waited for.
 #[test]
@@ -58,16 +72,7 @@ fn what_is_left_of_a_trimmed_pair_goes_before_what_was_shelved_later() {
 #[test]
 fn an_event_of_a_buffer_that_was_proven_quiescent_is_not_recorded_again_while_it_is_pending() {
     replay(
-        Setup {
-            devices: 1,
-            reads_pageable: false,
-            allocates: false,
-            contexts: Contexts::Stay,
-            cap: 1 << 26,
-            ceiling: usize::MAX,
-            zero_limit: usize::MAX,
-            seed: 1,
-        },
+        one_device(),
         &[
             Take(Plain, 1),
             Record(0, 0),
@@ -83,16 +88,7 @@ fn an_event_of_a_buffer_that_was_proven_quiescent_is_not_recorded_again_while_it
 #[test]
 fn a_buffer_that_one_of_two_streams_is_done_with_is_not_harvested() {
     replay(
-        Setup {
-            devices: 1,
-            reads_pageable: false,
-            allocates: false,
-            contexts: Contexts::Stay,
-            cap: 1 << 26,
-            ceiling: usize::MAX,
-            zero_limit: usize::MAX,
-            seed: 1,
-        },
+        one_device(),
         &[
             Prewarm(1, 1),
             Take(Plain, 1),
@@ -110,19 +106,7 @@ fn a_buffer_that_one_of_two_streams_is_done_with_is_not_harvested() {
 /// Three of one age, two aged out, and which of them is left nobody can say: it may be as old as they were.
 #[test]
 fn what_is_left_of_an_old_group_is_old() {
-    replay(
-        Setup {
-            devices: 1,
-            reads_pageable: false,
-            allocates: false,
-            contexts: Contexts::Stay,
-            cap: 1 << 26,
-            ceiling: usize::MAX,
-            zero_limit: usize::MAX,
-            seed: 1,
-        },
-        &[Prewarm(1, 3), LetTimePass(7), SetCap(4096), Settle, LetTimePass(1)],
-    );
+    replay(one_device(), &[Prewarm(1, 3), LetTimePass(7), SetCap(4096), Settle, LetTimePass(1)]);
 }
 
 /// A buffer that was out when its context ended, and comes back when the pool knows it.
