@@ -17,12 +17,14 @@ mod cold;
 mod common;
 
 use pinpool::sim::Sim;
-use pinpool::{Driver, PinnedBuffer, PinnedPool};
+use pinpool::{Driver, PinnedBuffer, PinnedPool, SizeClasses};
 use std::hint::black_box;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 const BYTES: usize = 64 << 10;
+/// Between two powers of two, where [`SizeClasses::steps`] has classes.
+const FINER_BYTES: usize = 9 << 17;
 const BURST: usize = 64;
 /// Counted bursts; the ones before them warm caches of the allocator and the pool's queues.
 const BURSTS: usize = 8;
@@ -34,8 +36,9 @@ const PATH: &str = "PINPOOL_COUNTED_PATH";
 /// The bounds are a tenth above what was counted when they were set (take 168, drop 276, recorded drop 223). A small
 /// function in the midst of a path is a call in one build and none in the next, twenty instructions apart: that is
 /// what once made 189 of 164 for a take (`Stack::put`), so such a function says what it is to be.
-const PATHS: [(&str, &str, u64); 7] = [
+const PATHS: [(&str, &str, u64); 8] = [
     ("take, a hit", "counted_takes", 185),
+    ("the same, of a class between two powers of two", "counted_finer_takes", 294),
     ("drop, nothing recorded", "counted_drops", 304),
     ("record_last_use, the simulated device's part included", "counted_records", 895),
     ("the simulated device's part of that", "counted_device_calls", 617),
@@ -122,8 +125,11 @@ fn read_count(text: &str, label: &str) -> Option<u64> {
 
 fn run(function: &str) {
     match function {
-        "counted_takes" => host(counted_takes, Vec::clear),
-        "counted_drops" => host(take_all, counted_drops),
+        "counted_takes" => host(SizeClasses::PowerOfTwo, BYTES, counted_takes, Vec::clear),
+        "counted_finer_takes" => host(SizeClasses::steps(8), FINER_BYTES, counted_finer_takes, Vec::clear),
+        "counted_drops" => {
+            host(SizeClasses::PowerOfTwo, BYTES, |pool, taken| take_all(pool, taken, BYTES), counted_drops)
+        }
         "counted_harvests" => harvests(),
         "counted_recorded_harvests" => recorded_harvests(),
         "counted_device_calls" => device_calls(),
@@ -135,7 +141,12 @@ fn run(function: &str) {
 
 #[inline(never)]
 fn counted_takes(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>) {
-    take_all(pool, taken);
+    take_all(pool, taken, BYTES);
+}
+
+#[inline(never)]
+fn counted_finer_takes(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>) {
+    take_all(pool, taken, FINER_BYTES);
 }
 
 #[inline(never)]
@@ -158,13 +169,13 @@ fn counted_records(taken: &mut [PinnedBuffer], stream: &pinpool::sim::SimStream)
 #[inline(never)]
 fn counted_harvests(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>) {
     black_box(2);
-    take_all(pool, taken);
+    take_all(pool, taken, BYTES);
 }
 
 #[inline(never)]
 fn counted_recorded_harvests(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>) {
     black_box(3);
-    take_all(pool, taken);
+    take_all(pool, taken, BYTES);
 }
 
 /// What a record asks of the driver where nothing captures.
@@ -178,8 +189,8 @@ fn counted_device_calls(sim: &Sim, stream: usize, event: usize) {
 }
 
 #[inline(always)]
-fn take_all(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>) {
-    (0..BURST).for_each(|_| taken.push(black_box(pool).take(BYTES)));
+fn take_all(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>, bytes: usize) {
+    (0..BURST).for_each(|_| taken.push(black_box(pool).take(bytes)));
 }
 
 #[inline(always)]
@@ -188,10 +199,16 @@ fn record_all(taken: &mut [PinnedBuffer], stream: &pinpool::sim::SimStream) {
 }
 
 /// Bursts of takes and drops with the cleaner held in between, on a pool without a device.
-fn host(take: impl Fn(&PinnedPool, &mut Vec<PinnedBuffer>), give_back: impl Fn(&mut Vec<PinnedBuffer>)) {
-    let pool = PinnedPool::builder().driver(Driver::host_only()).build().expect("the settings are right");
+fn host(
+    classes: SizeClasses,
+    bytes: usize,
+    take: impl Fn(&PinnedPool, &mut Vec<PinnedBuffer>),
+    give_back: impl Fn(&mut Vec<PinnedBuffer>),
+) {
+    let builder = PinnedPool::builder().driver(Driver::host_only()).size_classes(classes);
+    let pool = builder.build().expect("the settings are right");
     let mut taken = Vec::with_capacity(BURST);
-    warm_up(&pool, &mut taken);
+    warm_up(&pool, &mut taken, bytes);
     for _ in 0..BURSTS {
         let held = pool.hold_cleaner();
         take(&pool, &mut taken);
@@ -200,7 +217,9 @@ fn host(take: impl Fn(&PinnedPool, &mut Vec<PinnedBuffer>), give_back: impl Fn(&
         drop(held);
         settle(&pool);
     }
-    assert_eq!(pool.stats().misses, BURST as u64, "every take after the first burst was a hit");
+    let stats = pool.stats();
+    assert_eq!(stats.misses, BURST as u64, "every take after the first burst was a hit");
+    assert_eq!(stats.classes.iter().map(|class| class.class_bytes).collect::<Vec<_>>(), [bytes]);
 }
 
 fn records(
@@ -212,10 +231,10 @@ fn records(
     let stream = context.stream();
     let pool = PinnedPool::builder().driver(sim.driver()).build().expect("the settings are right");
     let mut taken = Vec::with_capacity(BURST);
-    warm_up(&pool, &mut taken);
+    warm_up(&pool, &mut taken, BYTES);
     for burst in 0..WARM_UP + BURSTS {
         let held = pool.hold_cleaner();
-        take_all(&pool, &mut taken);
+        take_all(&pool, &mut taken, BYTES);
         taken.iter_mut().for_each(|buffer| buffer.set_dirty_len(0));
         if burst < WARM_UP {
             record_all(&mut taken, &stream);
@@ -233,9 +252,9 @@ fn records(
 fn harvests() {
     let pool = PinnedPool::builder().driver(Driver::host_only()).build().expect("the settings are right");
     let mut taken = Vec::with_capacity(BURST);
-    warm_up(&pool, &mut taken);
+    warm_up(&pool, &mut taken, BYTES);
     let _held = pool.hold_cleaner();
-    take_all(&pool, &mut taken);
+    take_all(&pool, &mut taken, BYTES);
     for _ in 0..BURSTS {
         taken.iter_mut().for_each(|buffer| buffer.set_dirty_len(0));
         taken.clear();
@@ -250,15 +269,15 @@ fn recorded_harvests() {
     let stream = context.stream();
     let pool = PinnedPool::builder().driver(sim.driver()).build().expect("the settings are right");
     let mut taken = Vec::with_capacity(BURST);
-    warm_up(&pool, &mut taken);
+    warm_up(&pool, &mut taken, BYTES);
     let _held = pool.hold_cleaner();
-    take_all(&pool, &mut taken);
+    take_all(&pool, &mut taken, BYTES);
     for burst in 0..WARM_UP + BURSTS {
         taken.iter_mut().for_each(|buffer| buffer.set_dirty_len(0));
         record_all(&mut taken, &stream);
         taken.clear();
         match burst < WARM_UP {
-            true => take_all(&pool, &mut taken),
+            true => take_all(&pool, &mut taken, BYTES),
             false => counted_recorded_harvests(&pool, &mut taken),
         }
     }
@@ -274,9 +293,9 @@ fn device_calls() {
     (0..BURSTS).for_each(|_| counted_device_calls(&sim, stream.handle(), event));
 }
 
-fn warm_up(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>) {
+fn warm_up(pool: &PinnedPool, taken: &mut Vec<PinnedBuffer>, bytes: usize) {
     for _ in 0..WARM_UP {
-        take_all(pool, taken);
+        take_all(pool, taken, bytes);
         taken.iter_mut().for_each(|buffer| {
             buffer.set_dirty_len(0);
             // SAFETY: nobody has used the buffer.

@@ -84,9 +84,10 @@ struct Body {
 const _: () = assert!(std::mem::offset_of!(Body, uses) == 64, "what a drop touches is on one cache line");
 
 impl Body {
+    /// What the kernel had no memory for stays as it was: the next step tries again, and the last of them is the
+    /// driver, which refuses to register it or takes the faults under its lock.
     fn populate(&mut self) {
-        if self.source == Source::Mapped {
-            self.pages.populate();
+        if self.source == Source::Mapped && self.pages.populate() {
             self.source = Source::Populated;
         }
     }

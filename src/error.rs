@@ -44,6 +44,8 @@ pub enum Error {
         stream: &'static str,
         /// The driver that the pool uses.
         pool: &'static str,
+        /// What the stream was given to: `"record_last_use"`, or a builder's `"context_of"`, for example.
+        call: &'static str,
     },
     /// The stream is capturing a graph, where an event of the pool would prove nothing about a replay.
     Capturing,
@@ -110,11 +112,20 @@ impl fmt::Display for Error {
                 ours.display(),
                 theirs.display()
             ),
-            Error::ForeignStream { stream, pool } => write!(
-                f,
-                "the stream belongs to the {stream} driver, but the pool uses the {pool} driver; \
-                 record it on a pool that was built with the stream's driver"
-            ),
+            Error::ForeignStream { stream, pool, call } => {
+                // Two simulated devices, for example, have one name.
+                let article = if stream == pool { "another" } else { "the" };
+                let (whose, remedy) = match *call {
+                    "context_of" => ("the stream", "give the builder the stream's driver, or a stream of its own"),
+                    "context" => ("the context", "give the builder the context's driver, or a context of its own"),
+                    "check_cudarc" => ("a stream of cudarc's", "cudarc works with `Driver::cuda()` alone"),
+                    _ => ("the stream", "use a buffer of a pool that was built with the stream's driver"),
+                };
+                write!(
+                    f,
+                    "{call}: {whose} belongs to {article} {stream} driver, and this one is the {pool} driver; {remedy}"
+                )
+            }
             Error::Capturing => f.write_str(
                 "the stream is capturing a graph; a buffer whose copy is captured is read again at \
                  every replay, so no event can say when it is free",

@@ -125,10 +125,12 @@ impl Pages {
     ///
     /// Done before registering, because the driver holds a process-wide lock while it registers and
     /// would take all the faults under it. Where the kernel has no call for it each page is touched; where it has no
-    /// memory for them, the driver is the one to be told.
-    pub(crate) fn populate(&mut self) {
-        if populate_foreign(self.base(), self.bytes) != Populated::Unknown {
-            return;
+    /// memory for them, the driver is the one to be told. Whether all pages are there now.
+    pub(crate) fn populate(&mut self) -> bool {
+        match populate_foreign(self.base(), self.bytes) {
+            Populated::All => return true,
+            Populated::Failed => return false,
+            Populated::Unknown => {}
         }
         let page = crate::os::page_bytes();
         let second = (self.base() + 1).next_multiple_of(page);
@@ -141,6 +143,7 @@ impl Pages {
             // SAFETY: the same byte, and what it had.
             unsafe { byte.write_volatile(value) };
         }
+        true
     }
 
     /// Keeps the mapping out of forked children: the kernel copies pinned pages at every fork
@@ -188,6 +191,27 @@ pub(crate) fn populate_foreign(base: usize, bytes: usize) -> Populated {
     steps.map(populate).find(|step| *step != Populated::All).unwrap_or(Populated::All)
 }
 
+#[cfg(all(test, target_os = "linux"))]
+impl Pages {
+    /// Memory that the kernel cannot fault in, because nothing is mapped there nor ever will be; nobody may read it.
+    ///
+    /// `None` where the kernel cannot be asked to fault anything in, so that each page would be touched.
+    pub(crate) fn nowhere() -> Option<Self> {
+        struct Nobody;
+        impl Owner for Nobody {
+            fn leaked(&mut self) {}
+        }
+        let bytes = crate::os::page_bytes();
+        let somewhere = Self::map(bytes)?;
+        if populate_foreign(somewhere.base(), bytes) == Populated::Unknown {
+            return None;
+        }
+        // The first page but one: no process may map below 64 KiB.
+        let base = NonNull::new(std::ptr::without_provenance_mut(bytes))?;
+        Some(Self { base, bytes, owner: Some(Box::new(Box::new(Nobody))) })
+    }
+}
+
 impl Drop for Pages {
     fn drop(&mut self) {
         if self.is_foreign() {
@@ -213,7 +237,7 @@ mod tests {
             }
             assert!(pages.slice(bytes).iter().all(|byte| *byte == 0));
             pages.slice_mut(bytes).fill(1);
-            pages.populate();
+            assert!(pages.populate());
             assert!(pages.slice(bytes).iter().all(|byte| *byte == 1));
         }
     }

@@ -174,7 +174,7 @@ fn pinned_memory_does_not_move_and_comes_back_as_it_was() {
 }
 
 #[test]
-fn a_refused_vec_comes_back_untouched_and_an_empty_one_is_the_drivers_to_refuse() {
+fn a_refused_vec_comes_back_untouched_and_an_empty_one_is_called_empty() {
     let _turn = alone();
     let (sim, _context, driver) = device();
     let before = pin::stats();
@@ -187,10 +187,19 @@ fn a_refused_vec_comes_back_untouched_and_an_empty_one_is_the_drivers_to_refuse(
         assert!(bytes.as_ptr() == base && bytes == pattern(3));
         assert_eq!(regions::covering(&bytes), Coverage::None);
     }
-    let (error, empty) = Pinned::new(&driver, Vec::<u64>::new()).unwrap_err();
-    assert!(error.code() == Some(1) && empty.is_empty());
+    let calls = sim.total_calls();
+    let (error, empty) = Pinned::new(&driver, Vec::<u64>::with_capacity(7)).unwrap_err();
+    assert_eq!(
+        (error.code(), empty.capacity()),
+        (None, 7),
+        "spare capacity is not pinned, and comes back too"
+    );
+    assert!(error.to_string().contains("empty"), "{error}");
+    let (error, _) = Pinned::new(&driver, Box::<[u8]>::default()).unwrap_err();
+    assert!(error.to_string().contains("empty"), "{error}");
+    assert_eq!(sim.total_calls(), calls, "no driver is needed to say so");
     let after = pin::stats();
-    assert_eq!(after.refusals, before.refusals + 5);
+    assert_eq!(after.refusals, before.refusals + 4, "of the driver");
     assert_eq!(
         (after.released_buffers, after.leaked_buffers),
         (before.released_buffers, before.leaked_buffers)

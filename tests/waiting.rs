@@ -334,7 +334,7 @@ fn a_buffer_recorded_for_ever_keeps_few_events() {
 }
 
 #[test]
-fn a_stream_of_another_device_simulation_is_refused_by_name() {
+fn a_stream_of_another_device_simulation_is_refused_with_the_name_of_the_call() {
     let rig = Rig::new();
     let foreign = Sim::new();
     let stream = foreign.context(0).stream();
@@ -343,7 +343,18 @@ fn a_stream_of_another_device_simulation_is_refused_by_name() {
     assert!(matches!(error, Error::ForeignStream { stream: "simulated", pool: "simulated", .. }), "{error}");
     let host = PinnedPool::builder().driver(pinpool::Driver::host_only()).build().unwrap();
     let error = host.take(1).record_last_use(&stream).unwrap_err();
-    assert!(error.to_string().contains("host"), "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with("record_last_use: the stream belongs to the simulated driver"), "{text}");
+    assert!(text.contains("the host driver; use a buffer of a pool"), "{text}");
+    // Whoever builds a pool has no buffer yet.
+    let shared = std::sync::Arc::new(foreign.context(0).stream());
+    let builder = PinnedPool::builder().driver(rig.sim.driver()).context_of(&shared);
+    let text = builder.build().unwrap_err().to_string();
+    assert!(text.starts_with("context_of: the stream belongs to another simulated driver"), "{text}");
+    assert!(text.ends_with("give the builder the stream's driver, or a stream of its own"), "{text}");
+    let backend = pinpool::backend::HostPinned::builder(&rig.sim.driver()).context_of(&stream).build();
+    let text = backend.unwrap_err().to_string();
+    assert!(text.contains("context_of: the stream belongs to another simulated driver"), "{text}");
     rig.context.bind();
     drop(buffer);
     rig.finish();

@@ -324,7 +324,7 @@ impl<'a, K: Kind> BackendBuilder<'a, K> {
             stream.with_stream_ref(|stream| {
                 let ours = driver.api().identity();
                 if stream.driver != ours {
-                    return Err(ours.refusal(stream.driver));
+                    return Err(ours.refusal_by("context_of", stream.driver));
                 }
                 Ok(contexts.of_stream(driver, stream))
             })
@@ -339,7 +339,7 @@ impl<'a, K: Kind> BackendBuilder<'a, K> {
         self.choice = Choice::Given(Box::new(move |driver, contexts| {
             let ours = driver.api().identity();
             if of != ours {
-                return Err(ours.refusal(of));
+                return Err(ours.refusal_by("context", of));
             }
             contexts.learn_current(driver, handle)?.ok_or_else(no_context)
         }));

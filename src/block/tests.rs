@@ -36,3 +36,17 @@ fn what_was_left_dirty_stays_dirty_for_the_next_return() {
     let returned = out.give_back(10, None, 0, 0);
     assert_eq!(returned.dirty_bytes(), 5000);
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_could_not_be_faulted_in_is_tried_again_by_the_next_step() {
+    let Some(nowhere) = Pages::nowhere() else { return };
+    let mut out = fresh(4096);
+    let real = std::mem::replace(&mut out.0.pages, ManuallyDrop::new(nowhere));
+    out.populate();
+    assert_eq!(out.0.source, Source::Mapped, "no page is there, and nobody may think so");
+    drop(ManuallyDrop::into_inner(std::mem::replace(&mut out.0.pages, real)));
+    out.populate();
+    assert_eq!(out.0.source, Source::Populated);
+    let _ = out.never_handed_out().retire().release(&Driver::host_only());
+}

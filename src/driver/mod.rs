@@ -198,11 +198,16 @@ impl DriverIdentity {
         Self { name: "other libcuda", instance: 1 }
     }
 
-    /// Why a pool with this driver does not take a stream of another one.
+    /// Why a pool with this driver does not take a stream of another one to record.
     pub(crate) fn refusal(self, stream: Self) -> Error {
+        self.refusal_by("record_last_use", stream)
+    }
+
+    /// Why that call does not take a stream, or a context, of another driver.
+    pub(crate) fn refusal_by(self, call: &'static str, stream: Self) -> Error {
         match OTHER_CUDA.get() {
             Some(error) if stream.instance != 0 && self == Self::CUDA => error.clone(),
-            _ => Error::ForeignStream { stream: stream.name, pool: self.name },
+            _ => Error::ForeignStream { stream: stream.name, pool: self.name, call },
         }
     }
 }

@@ -121,7 +121,7 @@ impl PinnedBuffer {
         let pool = self.driver().api().identity();
         stream.with_stream_ref(|stream| match stream.driver == pool {
             true => Ok(()),
-            false => Err(pool.refusal(stream.driver)),
+            false => Err(pool.refusal_by("a copy", stream.driver)),
         })
     }
 

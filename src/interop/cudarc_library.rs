@@ -53,7 +53,7 @@ const CANDIDATES: [&str; 11] = [
 pub fn check_cudarc(driver: &Driver) -> Result<PathBuf, Error> {
     let identity = driver.api().identity();
     if identity != DriverIdentity::CUDA {
-        return Err(Error::ForeignStream { stream: DriverIdentity::CUDA.name, pool: identity.name });
+        return Err(identity.refusal_by("check_cudarc", DriverIdentity::CUDA));
     }
     driver.api().prepare()?;
     let ours = cuda::file_in_use().ok_or_else(|| no_library(String::new()))?;

@@ -88,7 +88,7 @@ impl<C: Pinnable> Pinned<C> {
     /// Page-locks the memory of a `Vec` (its length, not its spare capacity) or of a boxed slice.
     ///
     /// In which context, and what the driver refuses: as [`register_region`](super::register_region). An empty
-    /// one is the driver's to refuse (1).
+    /// one has no memory to page-lock, and the driver is not asked.
     ///
     /// # Errors
     ///
@@ -98,6 +98,11 @@ impl<C: Pinnable> Pinned<C> {
         let vec = container.into_vec();
         let region = Region::of(&vec);
         let refused = |cause, vec| Err((PinError::of(region, cause), C::from_vec(vec)));
+        if region.len == 0 {
+            // The driver would say no more than "invalid value", of an address that is none.
+            let reason = "it is empty, so there is no memory to page-lock".into();
+            return refused(Error::NotPinned { bytes: 0, reason }, vec);
+        }
         let class = match Classes::POWERS_OF_TWO.of(region.len) {
             Ok((class, _)) => class,
             Err(error) => return refused(error, vec),

@@ -47,7 +47,7 @@ impl PoolBuilder {
             stream.with_stream_ref(|stream| {
                 let pool = home.driver.api().identity();
                 if stream.driver != pool {
-                    return Err(pool.refusal(stream.driver));
+                    return Err(pool.refusal_by("context_of", stream.driver));
                 }
                 home.contexts.of_stream(&home.driver, stream);
                 Ok(())

@@ -8,12 +8,17 @@ impl fmt::Display for Stats {
     /// A few lines with the numbers that one looks at first; classes in use follow, one a line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let takes = self.hits + self.unpinned_hits + self.harvested + self.misses;
-        let percent = self.hit_rate() * 100.0;
-        writeln!(
+        write!(
             f,
-            "takes {takes}: {} hits, {} unpinned hits, {} harvested, {} misses ({percent:.1} % without fresh memory)",
+            "takes {takes}: {} hits, {} unpinned hits, {} harvested, {} misses ",
             self.hits, self.unpinned_hits, self.harvested, self.misses
         )?;
+        if takes == 0 {
+            // A rate of 100 %, which is what `hit_rate` has for nothing, would look like praise.
+            writeln!(f, "(nothing was taken yet)")?;
+        } else {
+            writeln!(f, "({:.1} % without fresh memory)", self.hit_rate() * 100.0)?;
+        }
         writeln!(
             f,
             "memory: {} idle ({} buffers), {} out ({}), {} queued ({}), {} retiring, {} held for graphs, {} quarantined",
@@ -114,6 +119,17 @@ mod tests {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
         assert_eq!(Bytes(usize::MAX).to_string(), "16.0 EiB");
+    }
+
+    #[test]
+    fn a_pool_that_nobody_used_boasts_of_no_rate() {
+        let unused = Stats::default();
+        let first = unused.to_string().lines().next().map(str::to_owned);
+        let expected = "takes 0: 0 hits, 0 unpinned hits, 0 harvested, 0 misses (nothing was taken yet)";
+        assert_eq!(first.as_deref(), Some(expected));
+        assert_eq!(unused.hit_rate(), 1.0, "nothing had to be mapped for nothing");
+        let missed = Stats { misses: 1, ..Stats::default() };
+        assert!(missed.to_string().contains("1 misses (0.0 % without fresh memory)"), "{missed}");
     }
 
     #[test]
