@@ -7,17 +7,23 @@
 //! cargo bench --bench verdict -- --quick        few samples; fails only on a wrong answer
 //! cargo bench --bench verdict -- --json         prints a list of objects instead of the table
 //! cargo bench --bench verdict -- "take hit"     the rows with that in their name
+//! cargo bench --bench verdict -- --repeat 5     so many runs, each a process of its own, and their medians
+//! cargo bench --bench verdict -- --against PATH  pinpool's numbers here and with another build of this bench, by turns
 //! ```
 //!
-//! Without cargo's `--bench` (so under `cargo test --benches`) each row runs once, unjudged.
+//! Without cargo's `--bench` (so under `cargo test --benches`) each row runs once, unjudged, and the bench checks its own
+//! reports (`check.rs`).
 
 mod alternatives;
+mod arguments;
+mod check;
 #[path = "../classic/mod.rs"]
 mod classic;
 #[path = "../common/mod.rs"]
 mod common;
 #[cfg(target_os = "linux")]
 mod fork;
+mod fresh;
 mod hot;
 mod memory;
 mod page;
@@ -25,6 +31,7 @@ mod ready;
 mod report;
 mod steady;
 mod table;
+mod turns;
 
 // The main job is measured as it is, so its parts are the example's.
 #[cfg(feature = "cudarc")]
@@ -53,35 +60,37 @@ mod pool;
 #[allow(dead_code)]
 mod staging;
 
+use arguments::Arguments;
 use std::process::ExitCode;
 use table::{Effort, Suite};
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
-    let effort = match () {
-        () if has("--test") || !has("--bench") => Effort::Once,
-        () if has("--quick") => Effort::Quick,
-        () => Effort::Full,
-    };
-    let wanted = arguments.iter().find(|argument| !argument.starts_with("--")).cloned().unwrap_or_default();
-    let mut suite = Suite { rows: Vec::new(), effort, wanted, notes: vec![common::classic_constants()] };
-    #[cfg(feature = "cudarc")]
-    caller::add(&mut suite); // first, since it has to load the fake libcuda before anything looks for one
-    hot::add(&mut suite);
-    ready::add(&mut suite);
-    steady::add(&mut suite);
-    memory::add(&mut suite);
-    #[cfg(target_os = "linux")]
-    fork::add(&mut suite);
-    suite.note("Medians; between brackets the least and the greatest ratio of a turn.".into());
-
-    if effort == Effort::Once {
-        println!("{} rows ran once, unjudged.", suite.rows.len());
-        return ExitCode::SUCCESS;
+    match run() {
+        Ok(code) => code,
+        Err(why) => {
+            eprintln!("{why}");
+            ExitCode::from(2)
+        }
     }
-    if has("--json") {
-        println!("{}", report::as_json(&suite));
+}
+
+fn run() -> Result<ExitCode, String> {
+    let arguments = Arguments::read(std::env::args().skip(1))?;
+    if arguments.effort == Effort::Once {
+        check::all();
+        let suite = measured(&arguments);
+        assert_eq!(check::faults_of(&report::as_json(&suite)), Vec::<String>::new());
+        println!("{} rows ran once, unjudged.", suite.rows.len());
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(other) = &arguments.against {
+        println!("{}", turns::compared(other, &arguments)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let suite = if arguments.repeat > 0 { turns::repeated(&arguments)? } else { measured(&arguments) };
+    let json = report::as_json(&suite);
+    if arguments.as_json {
+        println!("{json}");
     } else {
         println!("{}", report::as_table(&suite));
         suite.notes.iter().for_each(|note| println!("* {note}"));
@@ -90,8 +99,29 @@ fn main() -> ExitCode {
         Ok(path) => eprintln!("plots: {}", path.display()),
         Err(error) => eprintln!("the page with the plots could not be written: {error}"),
     }
-    let missed: Vec<&str> =
-        suite.rows.iter().filter(|row| !row.is_ok()).map(|row| row.name.as_str()).collect();
+    let faults = check::faults_of(&json);
+    if !faults.is_empty() {
+        return Err(format!("the report is wrong: {faults:#?}"));
+    }
+    let missed = suite.missed();
     eprintln!("{} of {} rows miss their bar: {missed:?}", missed.len(), suite.rows.len());
-    ExitCode::from(u8::from(effort == Effort::Full && !missed.is_empty()))
+    Ok(ExitCode::from(u8::from(suite.is_failed())))
+}
+
+/// Every row that was asked for, measured in this process.
+fn measured(arguments: &Arguments) -> Suite {
+    let notes = vec![common::classic_constants()];
+    let wanted = arguments.wanted.clone();
+    let mut suite = Suite { rows: Vec::new(), effort: arguments.effort, wanted, notes };
+    #[cfg(feature = "cudarc")]
+    caller::add(&mut suite); // first, since it has to load the fake libcuda before anything looks for one
+    hot::add(&mut suite);
+    ready::add(&mut suite);
+    steady::add(&mut suite);
+    fresh::add(&mut suite);
+    memory::add(&mut suite);
+    #[cfg(target_os = "linux")]
+    fork::add(&mut suite);
+    suite.note("Medians; between brackets the least and the greatest ratio of a turn.".into());
+    suite
 }

@@ -1,4 +1,4 @@
-//! Fresh memory, and memory that is made zero again.
+//! Memory that is made zero again.
 #![allow(unsafe_code)] // non-temporal stores are intrinsics
 
 use crate::table::{Bar, Effort, Suite, Unit};
@@ -6,25 +6,10 @@ use pinpool::{Driver, PinnedPool};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-const MIB_64: usize = 64 << 20;
-const VEC: &str = "vec![0; n]";
 const BETTER: &str = "better of plain and non-temporal";
 
 pub fn add(suite: &mut Suite) {
     let effort = suite.effort;
-    let allowed = huge_pages_are_allowed();
-    let bars: &[Bar] = if allowed { &[Bar::Of(VEC, 0.35)] } else { &[] };
-    let bytes = effort.pick(MIB_64, MIB_64, 1 << 20);
-    suite.add(
-        "first fill of a 64 MiB miss",
-        Unit::Nanoseconds,
-        bars,
-        vec![
-            ("pinpool", Box::new(move || fills(effort, || host_pool(0).take(bytes)))),
-            (VEC, Box::new(move || fills(effort, || vec![0u8; bytes]))),
-        ],
-    );
-    suite.note(format!("Huge pages: {}.", if allowed { "allowed on advice" } else { "not allowed here" }));
     for shift in effort.pick(vec![16, 18, 20, 22, 23, 24, 26, 28], vec![16, 20, 24], vec![16]) {
         let bytes = 1usize << shift;
         let name = format!(
@@ -47,27 +32,9 @@ pub fn add(suite: &mut Suite) {
     }
 }
 
-fn huge_pages_are_allowed() -> bool {
-    let text = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    text.contains("[madvise]") || text.contains("[always]")
-}
-
-fn host_pool(cap_bytes: usize) -> PinnedPool {
-    let builder = PinnedPool::builder().driver(Driver::host_only()).max_pooled_bytes(cap_bytes);
+fn host_pool() -> PinnedPool {
+    let builder = PinnedPool::builder().driver(Driver::host_only()).max_pooled_bytes(usize::MAX >> 1);
     builder.build().expect("the settings are right")
-}
-
-/// Getting the memory and filling it; letting go of it is left out.
-fn fills<M: AsMut<[u8]>>(effort: Effort, mut memory: impl FnMut() -> M) -> Vec<f64> {
-    let one = |_| {
-        let start = Instant::now();
-        let mut memory = memory();
-        memory.as_mut().fill(1);
-        let time = start.elapsed().as_nanos() as f64;
-        black_box(memory.as_mut());
-        time
-    };
-    (0..effort.pick(5, 2, 1)).map(one).collect()
 }
 
 fn rounds(effort: Effort, bytes: usize) -> usize {
@@ -76,7 +43,7 @@ fn rounds(effort: Effort, bytes: usize) -> usize {
 
 /// As the pool's own statistics have it, on the caller's thread: the cleaner is held, so a take zeroes.
 fn zeroing_of_the_pool(effort: Effort, bytes: usize) -> Vec<f64> {
-    let pool = host_pool(usize::MAX >> 1);
+    let pool = host_pool();
     drop(pool.take(bytes));
     assert!(pool.drain(Duration::from_secs(20)), "the pool does not settle");
     let _held = pool.hold_cleaner();
@@ -96,7 +63,7 @@ fn zeroing_of_the_pool(effort: Effort, bytes: usize) -> Vec<f64> {
 
 /// On memory of the same kind, filled right before: the better of the two medians.
 fn better_zeroing(effort: Effort, bytes: usize) -> Vec<f64> {
-    let pool = host_pool(usize::MAX >> 1);
+    let pool = host_pool();
     let mut buffer = pool.take(bytes);
     let mut of = |zero: fn(&mut [u8])| -> f64 {
         buffer.fill(1);

@@ -27,7 +27,7 @@ impl Effort {
 }
 
 /// What a number of a row is.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
     Nanoseconds,
     Percent,
@@ -35,8 +35,12 @@ pub enum Unit {
     Count,
 }
 
+impl Unit {
+    pub const ALL: [Self; 4] = [Self::Nanoseconds, Self::Percent, Self::GigabytesPerSecond, Self::Count];
+}
+
 /// What a row is held to.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Bar {
     /// At most this much of that column's median.
     Of(&'static str, f64),
@@ -115,10 +119,12 @@ impl Row {
 
     fn meets(&self, bar: Bar) -> bool {
         let Some(limit) = self.limit(bar) else { return false };
-        match bar {
-            Bar::Of(..) | Bar::AtMost(_) => self.pinpool() <= limit,
-            Bar::AtLeastOf(..) | Bar::AtLeast(_) => self.pinpool() >= limit,
-        }
+        if Self::is_at_most(bar) { self.pinpool() <= limit } else { self.pinpool() >= limit }
+    }
+
+    /// Whether pinpool's number is to be small.
+    pub fn is_at_most(bar: Bar) -> bool {
+        matches!(bar, Bar::Of(..) | Bar::AtMost(_))
     }
 
     pub fn bar_text(&self) -> String {
@@ -188,6 +194,16 @@ impl Suite {
 
     pub fn note(&mut self, text: String) {
         self.notes.push(text);
+    }
+
+    /// The rows that do not meet their bar.
+    pub fn missed(&self) -> Vec<&str> {
+        self.rows.iter().filter(|row| !row.is_ok()).map(|row| row.name.as_str()).collect()
+    }
+
+    /// Whether the program says so by its exit status: times of few samples are not judged.
+    pub fn is_failed(&self) -> bool {
+        self.effort == Effort::Full && !self.missed().is_empty()
     }
 }
 

@@ -1,0 +1,53 @@
+//! The command line.
+
+use crate::table::Effort;
+use std::path::PathBuf;
+
+/// What was asked for.
+pub struct Arguments {
+    pub effort: Effort,
+    /// Rows whose name has this in it.
+    pub wanted: String,
+    pub as_json: bool,
+    /// How many runs, each a process of its own; 0 for one here.
+    pub repeat: usize,
+    /// Another build of this bench, to run by turns with this one.
+    pub against: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// What begins with two dashes and is not known is somebody else's: cargo and the test runner have options too.
+    pub fn read(arguments: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut read =
+            Self { effort: Effort::Once, wanted: String::new(), as_json: false, repeat: 0, against: None };
+        let (mut is_bench, mut is_quick, mut is_test) = (false, false, false);
+        let mut arguments = arguments;
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--bench" => is_bench = true,
+                "--quick" => is_quick = true,
+                "--test" => is_test = true,
+                "--json" => read.as_json = true,
+                "--repeat" => {
+                    let count = arguments.next().unwrap_or_default();
+                    let count = count.parse().ok().filter(|count| *count > 0);
+                    read.repeat = count.ok_or("--repeat wants to know how often, as in --repeat 5")?;
+                }
+                "--against" => {
+                    let path = arguments.next().filter(|path| !path.starts_with("--")).map(PathBuf::from);
+                    let path = path.filter(|path| path.is_file());
+                    read.against =
+                        Some(path.ok_or("--against wants the path of another build of this bench")?);
+                }
+                option if option.starts_with("--") => {}
+                _ => read.wanted = argument,
+            }
+        }
+        read.effort = match () {
+            () if is_test || !is_bench => Effort::Once,
+            () if is_quick => Effort::Quick,
+            () => Effort::Full,
+        };
+        Ok(read)
+    }
+}
