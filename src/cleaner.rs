@@ -25,6 +25,7 @@ use crate::lanes::{
     ContextVerdict, Lane, Registered, ReleaseJob, context_lane, relax_captures, release_lane, retire,
 };
 use crate::os::tune_background_thread;
+use crate::pace::IdleNaps;
 use crate::pending::Stage;
 use crate::queues::{Failure, Queues};
 use crate::report::{Kind, Why, micros, say, say_failure};
@@ -35,14 +36,6 @@ use crate::sync::{Arc, Instant, thread};
 use crate::zero;
 use held::ForGraphs;
 use policies::{Ageing, say_passed_over};
-use std::time::Duration;
-
-const NAP_MIN: Duration = Duration::from_micros(10);
-/// So that a return is never ignored for longer: half of what a caller may be told.
-const NAP_MAX: Duration = Duration::from_micros(500);
-/// The first nap with nothing pending; whoever cannot wait harvests. Not shorter: on a virtual machine each wake-up takes 16
-/// us from whoever runs on that core, and the first one falls into the caller's next use of the buffer just shelved.
-const IDLE_NAP_MIN: Duration = Duration::from_micros(200);
 
 /// Starts the thread; `None` when the system refuses.
 pub(crate) fn start(home: &Arc<Home>) -> Option<thread::JoinHandle<()>> {
@@ -61,7 +54,7 @@ struct Cleaner {
     for_graphs: ForGraphs,
     relaxed: bool,
     idle_since: Option<Instant>,
-    idle_nap: Duration,
+    idle_naps: IdleNaps,
     ageing: Ageing,
     next_backlog_look: Instant,
     backlog_said: bool,
@@ -98,7 +91,7 @@ impl Cleaner {
             for_graphs: ForGraphs::default(),
             relaxed: false,
             idle_since: None,
-            idle_nap: IDLE_NAP_MIN,
+            idle_naps: IdleNaps::default(),
             ageing: Ageing::new(&home),
             next_backlog_look: home.clock.now(),
             backlog_said: false,
@@ -162,6 +155,7 @@ impl Cleaner {
             return;
         }
         self.idle_since = None;
+        self.idle_naps.end(self.home.pending.harvests());
         let home = self.home.clone();
         let flagged = home.inbox.take_flags();
         if flagged.overflow {

@@ -190,6 +190,7 @@ fn hand_out(home: &Arc<Home>, block: Returned, zeroed: bool) -> Out {
     let pinned = block.is_pinned();
     counts.settled[block.epoch()].of(pinned).add(1);
     counts.harvested.of(pinned).add(1);
+    home.pending.note_harvest();
     if let Some(returned_at) = block.returned_at() {
         counts.wait_ns.add(returned_at.elapsed().as_nanos() as u64);
     }
@@ -232,5 +233,23 @@ mod tests {
         assert_eq!(STARTS.load(Ordering::SeqCst), 1, "a cleaner that went to sleep meanwhile is not woken");
         let block = home.pending.pop_unsorted(class).expect("it is where the cleaner looks");
         block.quarantine();
+    }
+
+    #[test]
+    fn a_harvest_tells_the_cleaner_that_it_came_too_late() {
+        let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
+        let class = SizeClass::of(1).unwrap();
+        let return_one = || {
+            let block = Out::fresh(Pages::map(class.bytes()).unwrap(), class).give_back(0, None, 0, 0);
+            home.inbox.push(class, block);
+        };
+        assert!(Search::new(&home, true).harvest(class).is_none());
+        assert_eq!(home.pending.harvests(), 0, "nothing was found");
+        for count in 1..3 {
+            return_one();
+            let block = Search::new(&home, true).harvest(class).expect("nothing to wait for");
+            assert_eq!(home.pending.harvests(), count);
+            block.give_back(0, None, 0, 0).quarantine();
+        }
     }
 }

@@ -34,7 +34,7 @@
 //! Bottom up; a file imports only from layers below its own, and a test checks it:
 //!
 //! 0: code_name error sync quarantine
-//! 1: os limits placement machine size_class zero pages config stats clock report
+//! 1: os limits placement machine size_class zero pages pace config stats clock report
 //! 2: driver stream raw_stream sim
 //! 3: spawn contexts backing mapper driver_pages holds captures events notes regions fate block dirty
 //! 4: inbox bell pending boundary shelf queues sleepers pause
@@ -77,6 +77,7 @@ mod config;
 mod limits;
 mod machine;
 mod os;
+mod pace;
 mod pages;
 mod placement;
 mod report;

@@ -57,6 +57,8 @@ pub(crate) struct Pending {
     transit: Box<[Transit]>,
     /// Since when a question to the driver has been without an answer, by the coarse clock; 0 for none.
     asking_since: fixed::AtomicU64,
+    /// How many blocks takers have found before the cleaner had dealt with them. A hint: it may miss some.
+    harvests: fixed::AtomicU64,
     /// Entries that are done, in all classes, so that an idle look costs one load.
     done: AtomicUsize,
     next_id: AtomicU64,
@@ -72,6 +74,7 @@ impl Pending {
             classes: classes.all().map(|_| Mutex::default()).collect(),
             transit: classes.all().map(|_| Transit::default()).collect(),
             asking_since: fixed::AtomicU64::new(0),
+            harvests: fixed::AtomicU64::new(0),
             done: AtomicUsize::new(0),
             next_id: AtomicU64::new(1),
         }
@@ -94,6 +97,15 @@ impl Pending {
         let since = Duration::from_nanos(self.asking_since.load(Ordering::Relaxed));
         since != Duration::ZERO
             && Duration::from_nanos(coarse_ns()).saturating_sub(since) > ANSWER_IS_LATE_AFTER
+    }
+
+    /// Two at once may count as one: nobody has to pay for an exact count.
+    pub(crate) fn note_harvest(&self) {
+        self.harvests.store(self.harvests() + 1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn harvests(&self) -> u64 {
+        self.harvests.load(Ordering::Relaxed)
     }
 
     /// A number for an entry that is about to be inserted, so that its waits can be set up first.

@@ -9,6 +9,7 @@ use crate::contexts::Context;
 use crate::driver::{Driver, EventHandle};
 use crate::error::CallError;
 use crate::events::StreamKey;
+use crate::pace::Usual;
 use crate::pending::{EntryId, Pending};
 use crate::size_class::SizeClass;
 use crate::sync::{Arc, Instant};
@@ -35,8 +36,7 @@ struct StreamQueue {
     tokens: VecDeque<Token>,
     /// When the present head was first seen pending.
     head_since: Option<Instant>,
-    /// How long heads of this stream are seen pending, on the average of the last few; zero when not known.
-    usual: Duration,
+    usual: Usual,
     followers_asked_at: Option<Instant>,
 }
 
@@ -56,7 +56,8 @@ pub(crate) struct Failure {
 
 /// What one token's look gave.
 enum Look {
-    /// Complete, failed, or its block is gone: not asked again.
+    Complete,
+    /// Failed, or its block is gone: not asked again, and nothing is known of when it ended.
     Over,
     Pending,
 }
@@ -79,7 +80,7 @@ impl Queues {
                         key: used.key,
                         tokens: VecDeque::new(),
                         head_since: None,
-                        usual: Duration::ZERO,
+                        usual: Usual::default(),
                         followers_asked_at: None,
                     });
                     self.streams.last_mut().expect("just pushed")
@@ -94,17 +95,18 @@ impl Queues {
     /// Asks the head of every stream, and passes on what is complete. Failures go to `failed`.
     pub(crate) fn poll(&mut self, driver: &Driver, pending: &Pending, mut failed: impl FnMut(Failure)) {
         for queue in &mut self.streams {
-            let before = queue.tokens.len();
+            let mut moved_on = false;
             while let Some(token) = queue.tokens.front() {
-                match look(driver, pending, token, &mut failed) {
-                    Look::Over => drop(queue.tokens.pop_front()),
-                    Look::Pending => break,
+                let seen = look(driver, pending, token, &mut failed);
+                if let Look::Pending = seen {
+                    break;
                 }
-            }
-            let moved_on = queue.tokens.len() != before;
-            if moved_on {
-                queue.usual =
-                    queue.head_since.map_or(queue.usual, |since| (queue.usual * 3 + since.elapsed()) / 4);
+                // Of the heads that are found together only the first one was waited for.
+                if let (Look::Complete, false, Some(since)) = (seen, moved_on, queue.head_since) {
+                    queue.usual.learn(since.elapsed());
+                }
+                moved_on = true;
+                queue.tokens.pop_front();
             }
             if queue.tokens.is_empty() {
                 queue.head_since = None;
@@ -126,22 +128,13 @@ impl Queues {
     pub(crate) fn nap(&self) -> Option<Duration> {
         let waiting = self.streams.iter().filter(|queue| !queue.tokens.is_empty());
         let nap = |queue: &StreamQueue| {
-            nap_at(queue.head_since.map_or(Duration::ZERO, |since| since.elapsed()), queue.usual)
+            queue.usual.nap_at(queue.head_since.map_or(Duration::ZERO, |since| since.elapsed()))
         };
         waiting.map(nap).min()
     }
 
     pub(crate) fn clear(&mut self) {
         self.streams.clear();
-    }
-}
-
-/// Half of the way to the usual end, so that a copy which is early is not missed by much; after that end, and where
-/// none is known, in proportion to the age. So a copy costs a handful of looks, however long it takes.
-fn nap_at(age: Duration, usual: Duration) -> Duration {
-    match usual.checked_sub(age) {
-        Some(left) if !left.is_zero() => left / 2,
-        _ => age / 8,
     }
 }
 
@@ -174,7 +167,7 @@ fn look(driver: &Driver, pending: &Pending, token: &Token, failed: &mut impl FnM
     match pending.ask(|| driver.api().query_event(token.event)) {
         Ok(true) => {
             pending.event_complete(token.class, token.id);
-            Look::Over
+            Look::Complete
         }
         Ok(false) => Look::Pending,
         Err(error) if crate::driver::Severity::of(&error) == crate::driver::Severity::Capture => {
@@ -183,37 +176,6 @@ fn look(driver: &Driver, pending: &Pending, token: &Token, failed: &mut impl FnM
         Err(error) => {
             failed(Failure { class: token.class, id: token.id, context: token.context.clone(), error });
             Look::Over
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn looks(takes: Duration, usual: Duration) -> (usize, Duration) {
-        let (mut at, mut looks) = (Duration::ZERO, 0);
-        while at < takes {
-            at += nap_at(at, usual).max(Duration::from_micros(10));
-            looks += 1;
-        }
-        (looks, at - takes)
-    }
-
-    #[test]
-    fn a_copy_that_takes_as_long_as_ever_is_asked_about_seldom_and_found_at_once() {
-        let usual = Duration::from_micros(500);
-        let (count, late) = looks(usual, usual);
-        assert!(count < 10 && late < Duration::from_micros(20), "{count} looks, {late:?} late");
-        let (unknown, _) = looks(usual, Duration::ZERO);
-        assert!(unknown > 2 * count, "{unknown} looks where nothing is known");
-    }
-
-    #[test]
-    fn one_that_takes_another_time_is_found_in_proportion_to_it() {
-        for takes in [100, 300, 700, 5_000].map(Duration::from_micros) {
-            let (_, late) = looks(takes, Duration::from_micros(500));
-            assert!(late <= takes.max(Duration::from_micros(300)) / 2, "{late:?} late after {takes:?}");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What the cleaner does with nothing to do: it naps, or sleeps.
 
-use super::{Cleaner, IDLE_NAP_MIN, NAP_MAX, NAP_MIN};
+use super::Cleaner;
 use crate::context_end;
+use crate::pace::{NAP_MAX, NAP_MIN};
 use crate::sync::Instant;
 use std::time::Duration;
 
@@ -28,13 +29,14 @@ impl Cleaner {
     fn rest_idle(&mut self) {
         let now = Instant::now();
         let since = *self.idle_since.get_or_insert_with(|| {
-            self.idle_nap = IDLE_NAP_MIN;
+            self.idle_naps.begin();
             now
         });
         if now - since < AWAKE_WHILE_IDLE {
-            self.home.bell.nap(self.idle_nap);
-            self.idle_nap = (self.idle_nap * 2).min(NAP_MAX);
+            self.home.bell.nap(self.idle_naps.next());
         } else {
+            // Who comes so seldom says nothing about the naps.
+            self.idle_naps.begin();
             self.park();
         }
     }
@@ -95,6 +97,7 @@ mod tests {
     use crate::config::Settings;
     use crate::driver::Driver;
     use crate::home::Home;
+    use crate::pace::IdleNaps;
     use crate::size_class::SizeClass;
 
     #[test]
@@ -111,9 +114,10 @@ mod tests {
         let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
         let mut cleaner = Cleaner::new(home.clone());
         home.bell.attach();
+        let first = IdleNaps::default().next();
         cleaner.rest_idle();
         assert!(cleaner.idle_since.is_some());
-        assert_eq!(cleaner.idle_nap, 2 * IDLE_NAP_MIN);
+        assert!(cleaner.idle_naps.next() > first);
     }
 
     #[test]

@@ -1,0 +1,230 @@
+//! The naps by themselves, in a time of their own: a caller who takes, copies and drops, and a cleaner who looks.
+
+use super::*;
+
+/// What a wake-up takes, in microseconds, as measured on a virtual machine with nothing else to do.
+const WAKE_US: u64 = 25;
+
+/// A caller: a buffer every period, each copy as long as the next of these, streams by turns. In microseconds.
+struct Rhythm {
+    period_us: u64,
+    copies_us: &'static [u64],
+    streams: usize,
+}
+
+/// What came of it: per buffer, but for the lateness, which is the average of what the cleaner found.
+#[derive(Debug)]
+struct Cost {
+    wakes: f64,
+    late_us: f64,
+    harvests: f64,
+}
+
+#[derive(Clone, Copy)]
+struct Return {
+    done_us: u64,
+    harvested: bool,
+}
+
+#[derive(Default)]
+struct Stream {
+    waits: Vec<Return>,
+    free_us: u64,
+    since_us: Option<u64>,
+    usual: Usual,
+}
+
+struct World {
+    now_us: u64,
+    taken: usize,
+    shelf: usize,
+    harvests: u64,
+    inbox: Vec<(usize, Return)>,
+    streams: Vec<Stream>,
+}
+
+impl World {
+    /// Takes, copies and drops, up to now.
+    fn catch_up(&mut self, rhythm: &Rhythm) {
+        loop {
+            let at_us = rhythm.period_us * self.taken as u64;
+            if at_us > self.now_us {
+                return;
+            }
+            if self.shelf > 0 {
+                self.shelf -= 1;
+            } else {
+                let pending = self.streams.iter_mut().flat_map(|stream| &mut stream.waits);
+                let mut all = pending.chain(self.inbox.iter_mut().map(|(_, block)| block));
+                if let Some(done) = all.find(|block| block.done_us <= at_us && !block.harvested) {
+                    done.harvested = true;
+                    self.harvests += 1;
+                }
+            }
+            let number = self.taken % rhythm.streams;
+            let stream = &mut self.streams[number];
+            let copy_us = rhythm.copies_us[self.taken % rhythm.copies_us.len()];
+            stream.free_us = stream.free_us.max(at_us) + copy_us;
+            self.inbox.push((number, Return { done_us: stream.free_us, harvested: false }));
+            self.taken += 1;
+        }
+    }
+
+    /// A look as `Queues::poll` makes it. Gives how late each was found.
+    fn look(&mut self) -> Vec<u64> {
+        let mut late_us = Vec::new();
+        for (number, block) in self.inbox.drain(..).filter(|(_, block)| !block.harvested) {
+            self.streams[number].waits.push(block);
+        }
+        for stream in &mut self.streams {
+            let mut first = None;
+            while stream.waits.first().is_some_and(|head| head.harvested || head.done_us <= self.now_us) {
+                let head = stream.waits.remove(0);
+                first.get_or_insert(head.harvested);
+                if !head.harvested {
+                    late_us.push(self.now_us - head.done_us);
+                    self.shelf += 1;
+                }
+            }
+            if let (Some(false), Some(since_us)) = (first, stream.since_us) {
+                stream.usual.learn(Duration::from_micros(self.now_us - since_us));
+            }
+            if stream.waits.is_empty() {
+                stream.since_us = None;
+            } else if first.is_some() || stream.since_us.is_none() {
+                stream.since_us = Some(self.now_us);
+            }
+        }
+        late_us
+    }
+
+    fn nap(&self) -> Option<Duration> {
+        let waiting = self.streams.iter().filter_map(|stream| Some((stream, stream.since_us?)));
+        let nap = |(stream, since_us): (&Stream, u64)| {
+            stream.usual.nap_at(Duration::from_micros(self.now_us - since_us))
+        };
+        waiting.map(nap).min()
+    }
+}
+
+/// A second of it, the first fifth left out.
+fn run(rhythm: &Rhythm) -> Cost {
+    let streams = (0..rhythm.streams).map(|_| Stream::default()).collect();
+    let mut world = World { now_us: 0, taken: 0, shelf: 0, harvests: 0, inbox: Vec::new(), streams };
+    let mut idle = IdleNaps::default();
+    let mut is_idle = false;
+    let (mut wakes, mut late_us, mut before) = (0, Vec::new(), (0, 0));
+    while world.now_us < 1_000_000 {
+        world.catch_up(rhythm);
+        if world.now_us < 200_000 {
+            (wakes, before) = (0, (world.taken, world.harvests));
+            late_us.clear();
+        }
+        wakes += 1;
+        if !world.inbox.is_empty() {
+            idle.end(world.harvests);
+            is_idle = false;
+        }
+        late_us.extend(world.look());
+        let nap = world.nap().unwrap_or_else(|| {
+            if !is_idle {
+                idle.begin();
+            }
+            is_idle = true;
+            idle.next()
+        });
+        assert!(nap >= NAP_MIN);
+        world.now_us += nap.min(NAP_MAX).as_micros() as u64 + WAKE_US;
+    }
+    let buffers = (world.taken - before.0) as f64;
+    Cost {
+        wakes: f64::from(wakes) / buffers,
+        late_us: late_us.iter().sum::<u64>() as f64 / late_us.len() as f64,
+        harvests: (world.harvests - before.1) as f64 / buffers,
+    }
+}
+
+fn assert_costs(period_us: u64, copies_us: &'static [u64], streams: usize, most: (f64, f64, f64)) {
+    let cost = run(&Rhythm { period_us, copies_us, streams });
+    let (wakes, late_us, harvests) = most;
+    assert!(
+        cost.wakes <= wakes && cost.late_us <= late_us && cost.harvests <= harvests,
+        "every {period_us} us, copies of {copies_us:?} us on {streams} streams: {cost:?}, at most {most:?}"
+    );
+}
+
+#[test]
+fn a_regular_caller_costs_few_wake_ups_and_waits_for_none() {
+    // Halving what is left until the usual end took 5.0 wake-ups for each of these.
+    for copy in [&[500], &[700], &[300]] {
+        assert_costs(1000, copy, 1, (3.7, 125.0, 0.01));
+    }
+    assert_costs(1000, &[500], 1, (2.8, 40.0, 0.0));
+    assert_costs(1000, &[1500], 2, (2.8, 40.0, 0.0));
+    assert_costs(1000, &[3500], 4, (3.0, 60.0, 0.0));
+}
+
+#[test]
+fn an_irregular_one_is_found_almost_as_soon_as_a_regular_one() {
+    assert_costs(1000, &[310, 690, 520, 400, 750, 260, 480, 610], 1, (4.6, 80.0, 0.05));
+    // Long and short by turns.
+    assert_costs(1000, &[700, 100], 1, (4.6, 250.0, 0.05));
+}
+
+#[test]
+fn a_quick_caller_makes_the_cleaner_look_sooner_and_not_more_often_than_it_pays() {
+    // With naps of 500 us two of three of these were harvested.
+    assert_costs(200, &[100], 1, (1.3, 70.0, 0.35));
+    assert_costs(300, &[40], 1, (2.0, 70.0, 0.35));
+    assert_costs(200, &[500], 4, (2.4, 50.0, 0.2));
+}
+
+#[test]
+fn nothing_that_takes_its_time_is_looked_at_all_the_time() {
+    let usual = Usual { mean: Duration::from_millis(2), spread: Duration::ZERO };
+    let (mut age, mut looks) = (Duration::ZERO, 0);
+    while age < Duration::from_secs(10) {
+        age += usual.nap_at(age);
+        looks += 1;
+    }
+    assert!(looks < 200, "{looks} looks at a copy of ten seconds, without the bound on a nap");
+}
+
+#[test]
+fn where_nothing_is_known_a_head_is_found_in_proportion_to_its_age() {
+    for takes in [100, 300, 700, 5_000, 50_000].map(Duration::from_micros) {
+        let (mut age, mut looks) = (Duration::ZERO, 0);
+        while age < takes {
+            age += Usual::default().nap_at(age);
+            looks += 1;
+        }
+        assert!(age - takes <= NAP_MIN.max(takes / 8), "{:?} late after {takes:?}", age - takes);
+        assert!(looks < 60, "{looks} looks at {takes:?}");
+    }
+}
+
+#[test]
+fn what_ends_earlier_than_usual_is_soon_expected_earlier() {
+    let mut usual = Usual::default();
+    (0..20).for_each(|_| usual.learn(Duration::from_micros(490)));
+    (0..12).for_each(|_| usual.learn(Duration::from_micros(100)));
+    assert!(usual.nap_at(Duration::ZERO) <= Duration::from_micros(100), "{usual:?}");
+}
+
+#[test]
+fn idle_naps_grow_by_looks_in_vain_and_shrink_by_harvests() {
+    let mut idle = IdleNaps::default();
+    let spell = |idle: &mut IdleNaps, naps: usize, harvests| {
+        idle.begin();
+        let all: Vec<_> = (0..naps).map(|_| idle.next()).collect();
+        idle.end(harvests);
+        all
+    };
+    assert_eq!(spell(&mut idle, 4, 0), [IDLE_NAP_MIN, IDLE_NAP_MIN * 2, NAP_MAX, NAP_MAX]);
+    assert_eq!(spell(&mut idle, 1, 0), [IDLE_NAP_MIN * 5 / 4]);
+    assert_eq!(spell(&mut idle, 1, 0), [IDLE_NAP_MIN * 5 / 4], "found at the first look: it is right");
+    (0..10).for_each(|_| drop(spell(&mut idle, 2, 0)));
+    assert_eq!(spell(&mut idle, 1, 1), [NAP_MAX]);
+    assert_eq!(spell(&mut idle, 1, 2), [NAP_MAX / 2]);
+    assert_eq!(spell(&mut idle, 1, 2), [IDLE_NAP_MIN]);
+}
