@@ -221,6 +221,7 @@ pub fn shown(value: f64, unit: Unit) -> String {
         Unit::Percent if value < 10.0 => format!("{value:.2} %"),
         Unit::Percent => format!("{value:.1} %"),
         Unit::GigabytesPerSecond => format!("{value:.1} GB/s"),
+        Unit::Count if value.fract() != 0.0 => format!("{value:.1}"),
         Unit::Count => format!("{value:.0}"),
     }
 }
