@@ -3,12 +3,13 @@
 //!
 //! ```text
 //! cargo bench --bench footprint              plays them, prints the table of `benches/README.md`
-//! cargo bench --bench footprint -- --quick   a round of each
+//! cargo bench --bench footprint -- --quick   a round of each, the large sizes divided
 //! ```
 //!
-//! Nothing is timed: on the stepped clock every run gives the same numbers. It fails where a promise is broken (a
-//! buffer too small, more waste than the classes allow, a ceiling passed). Without cargo's `--bench` (so under
-//! `cargo test --benches`) it plays a round of each.
+//! Nothing is timed: on the stepped clock every run gives the same numbers. All sizes are the real ones, for which it needs
+//! 2.2 GiB of memory; where less than twice that is free it divides the large ones, and says so. It fails where a promise is
+//! broken (a buffer too small, more waste than the classes allow, a cap or a ceiling passed). Without cargo's `--bench` (so
+//! under `cargo test --benches`) it is quick.
 
 mod traces;
 
@@ -22,10 +23,13 @@ const SEED: u64 = 0x5eed_f007;
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Real memory is rounded finely from here on; a trace that is scaled down, from as much lower.
 const FROM_BYTES: usize = 1 << 20;
+/// What has to be free for the real sizes: twice what is page-locked at most.
+const ROOM_BYTES: u64 = 4400 << 20;
 
 fn main() {
     let is_bench = std::env::args().any(|argument| argument == "--bench");
     let is_quick = !is_bench || std::env::args().any(|argument| argument == "--quick");
+    let is_small = is_quick || free_bytes().is_some_and(|free| free < ROOM_BYTES);
     println!("The seed is {SEED:#x}.\n");
     println!(
         "| trace | classes | never asked for | pinned buffers | page-locked at most | times what was in use | hit rate | \
@@ -33,30 +37,71 @@ fn main() {
     );
     for trace in &TRACES {
         let rounds = if is_quick { trace.rounds_quick } else { trace.rounds };
-        let asked = sizes(trace, rounds);
+        let scale_log2 = if is_small { trace.small_log2 } else { 0 };
+        let asked = sizes(trace, rounds, scale_log2);
         let in_use = most_in_use(trace, &asked);
         for per_doubling in [1, 2, 4, 8] {
-            row(trace, per_doubling, &asked, in_use);
+            row(trace, &Rounding { per_doubling, from_bytes: FROM_BYTES >> scale_log2 }, &asked, in_use);
         }
     }
     println!();
-    for trace in &TRACES {
-        let (name, source, window, scale) = (trace.name, trace.source, trace.window, 1 << trace.scale_log2);
-        println!("* {name}: {source}; {window} buffers in use at once, sizes divided by {scale}.");
+    for Trace { name, source, window, small_log2, .. } in &TRACES {
+        let scale = match is_small && *small_log2 > 0 {
+            true => format!("sizes divided by {}", 1 << small_log2),
+            false => "the real sizes".into(),
+        };
+        println!("* {name}: {source}; {window} buffers in use at once, {scale}.");
     }
 }
 
-fn row(trace: &Trace, per_doubling: usize, asked: &[usize], in_use: usize) {
-    let free = play(trace, per_doubling, asked, usize::MAX);
+/// Memory that the machine says can be had; `None` where it does not say.
+fn free_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Size classes, and what the documentation says that they come to.
+struct Rounding {
+    per_doubling: usize,
+    from_bytes: usize,
+}
+
+impl Rounding {
+    fn name(&self) -> String {
+        if self.per_doubling == 1 { "powers of two".into() } else { format!("{} steps", self.per_doubling) }
+    }
+
+    fn classes(&self) -> SizeClasses {
+        match *self {
+            Self { per_doubling: 1, .. } => SizeClasses::PowerOfTwo,
+            Self { per_doubling, from_bytes } => SizeClasses::Steps { per_doubling, from_bytes },
+        }
+    }
+
+    /// Without a pool: the power of two below is cut into so many steps, and the next step is the length.
+    fn len_of(&self, bytes: usize) -> usize {
+        let next = bytes.next_power_of_two();
+        if next <= self.from_bytes { next } else { bytes.next_multiple_of(next / 2 / self.per_doubling) }
+    }
+
+    /// The most that may be wasted of a buffer, and so of all: below where the steps begin little is asked for.
+    fn most_wasted(&self) -> f64 {
+        if self.per_doubling == 1 { 0.5 } else { 1.0 / (self.per_doubling + 1) as f64 }
+    }
+}
+
+fn row(trace: &Trace, rounding: &Rounding, asked: &[usize], in_use: usize) {
+    let free = play(trace, rounding, asked, usize::MAX);
     // As much as is in use at the busiest moment, so that what one class keeps idle another one lacks.
-    let capped = play(trace, per_doubling, asked, in_use);
-    let classes = if per_doubling == 1 { "powers of two".into() } else { format!("{per_doubling} steps") };
+    let capped = play(trace, rounding, asked, in_use);
     let (waste, of_in_use) =
         (1.0 - ratio(asked.iter().sum(), free.given_bytes), ratio(free.stats.peak_registered_bytes, in_use));
     let percent = |part: f64| format!("{:.1} %", part * 100.0);
     println!(
-        "| {} | {classes} | {} | {} | {} | {of_in_use:.2} | {} | {} | {} |",
+        "| {} | {} | {} | {} | {} | {of_in_use:.2} | {} | {} | {} |",
         trace.name,
+        rounding.name(),
         percent(waste),
         free.stats.registrations,
         mib(free.stats.peak_registered_bytes),
@@ -64,15 +109,13 @@ fn row(trace: &Trace, per_doubling: usize, asked: &[usize], in_use: usize) {
         percent(capped.hit_rate()),
         mib(capped.stats.peak_registered_bytes),
     );
-    // Below where the steps begin little is asked for, so all together keep what one class promises.
-    let most = if per_doubling == 1 { 0.5 } else { 1.0 / (per_doubling + 1) as f64 };
-    assert!(waste <= most, "{}, {classes}: {waste} was wasted", trace.name);
+    assert!(waste <= rounding.most_wasted(), "{}, {}: {waste} was wasted", trace.name, rounding.name());
 }
 
 /// What a trace asks for, one round after the other.
-fn sizes(trace: &Trace, rounds: usize) -> Vec<usize> {
+fn sizes(trace: &Trace, rounds: usize, scale_log2: u32) -> Vec<usize> {
     let mut random = Random::new(SEED);
-    (0..rounds).flat_map(|_| (trace.round)(&mut random)).map(|bytes| bytes >> trace.scale_log2).collect()
+    (0..rounds).flat_map(|_| (trace.round)(&mut random)).map(|bytes| bytes >> scale_log2).collect()
 }
 
 /// The most bytes that were asked for and are in use at one moment: no pool can lock less.
@@ -94,15 +137,10 @@ impl Played {
 
 /// Every buffer is written to a little, recorded when it is the oldest of those in use, and dropped; the device is done
 /// with it, and the pool has dealt with it, before the next one is taken.
-fn play(trace: &Trace, per_doubling: usize, asked: &[usize], cap_bytes: usize) -> Played {
-    let from_bytes = FROM_BYTES >> trace.scale_log2;
-    let classes = match per_doubling {
-        1 => SizeClasses::PowerOfTwo,
-        _ => SizeClasses::Steps { per_doubling, from_bytes },
-    };
+fn play(trace: &Trace, rounding: &Rounding, asked: &[usize], cap_bytes: usize) -> Played {
     let sim = Sim::new();
     let context = sim.context(0);
-    let builder = PinnedPool::builder().driver(sim.driver()).size_classes(classes);
+    let builder = PinnedPool::builder().driver(sim.driver()).size_classes(rounding.classes());
     // The ceiling stands where the cap does, and room for what is in use besides.
     let ceiling_bytes = cap_bytes.saturating_mul(2);
     let builder = builder.max_pooled_bytes(cap_bytes).max_registered_bytes(ceiling_bytes);
@@ -116,6 +154,7 @@ fn play(trace: &Trace, per_doubling: usize, asked: &[usize], cap_bytes: usize) -
         }
         let buffer = pool.take(*bytes);
         assert!(buffer.len() >= *bytes, "{bytes} asked, {} given", buffer.len());
+        assert_eq!(buffer.len(), rounding.len_of(*bytes), "{bytes} asked, {}", rounding.name());
         given_bytes += buffer.len();
         in_use.push_back(buffer);
     }

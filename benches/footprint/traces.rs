@@ -8,9 +8,9 @@ pub struct Trace {
     pub name: &'static str,
     /// Where the shapes are from.
     pub source: &'static str,
-    /// All sizes are a part of the real ones, one in two to this, so that a run needs as much less memory. Rounding is the
-    /// same at every scale, since the steps begin as much lower.
-    pub scale_log2: u32,
+    /// Where there is little memory, all sizes are a part of the real ones, one in two to this. Rounding is the same at
+    /// every scale, since the steps begin as much lower.
+    pub small_log2: u32,
     /// Buffers in use at once.
     pub window: usize,
     /// What one round asks for, in order.
@@ -24,7 +24,7 @@ pub const TRACES: [Trace; 3] = [
         name: "a prover's arenas",
         source: "Groth16 over BN254, 1 438 805 constraints and 1 406 686 variables (alinush.github.io/keyless-groth16), \
                  then four recursion proofs, 135 wires, rate 1/8 (plonky2's standard_recursion_config)",
-        scale_log2: 4,
+        small_log2: 4,
         window: 6,
         round: prover,
         rounds: 4,
@@ -34,7 +34,7 @@ pub const TRACES: [Trace; 3] = [
         name: "a model's tensors",
         source: "weights in bf16, streamed layer by layer: Llama 3 8B (hidden 4096, feed-forward 14336, 8 of 32 heads for \
                  keys and values, vocabulary 128256), then Llama 2 7B (11008, 32 of 32, 32000)",
-        scale_log2: 4,
+        small_log2: 4,
         window: 4,
         round: models,
         rounds: 2,
@@ -44,7 +44,7 @@ pub const TRACES: [Trace; 3] = [
         name: "a data loader's batches",
         source: "ImageNet: batches of 64 images, decoded (224 x 224 x 3 bytes) and as JPEG (110 KB on the average, 1 281 167 \
                  images, so the last batch has 15); batches of 128 token sequences padded to the longest",
-        scale_log2: 0,
+        small_log2: 0,
         window: 12,
         round: loader,
         rounds: 6,

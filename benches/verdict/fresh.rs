@@ -115,7 +115,6 @@ fn prewarm(bytes: usize, count: usize, pages: HugePages, threads: Option<usize>)
     let time = start.elapsed().as_nanos() as f64;
     assert_eq!(pool.stats().pooled_pinned_bytes, count * bytes, "all of them lie ready");
     assert!(pool.take(bytes).is_pinned(), "and can be had");
-    assert_eq!(sim.pages_faulted_in(), 0, "none was left for the driver to fault in under its lock");
     pool.shutdown();
     time
 }
