@@ -172,6 +172,7 @@ fn play(trace: &Trace, rounding: &Rounding, asked: &[usize], limits: Limits) -> 
     assert!(stats.peak_registered_bytes <= limits.registered_bytes, "the ceiling is hard: {stats}");
     assert!(stats.pooled_bytes <= limits.pooled_bytes, "the cap is hard: {stats}");
     pool.shutdown();
+    assert_eq!(device.sim.registered_bytes(), 0, "something stayed page-locked: {}", pool.stats());
     device.sim.assert_clean();
     Played { given_bytes, stats }
 }
