@@ -199,6 +199,15 @@ fn runs_are_put_together(of_samples: &Suite, json: &str) {
         assert_eq!(seen(row), seen(written), "{}", row.name);
     }
     assert_eq!(read.len(), of_samples.rows.len());
+    // As builds printed it that did not say of what the ratio is, nor the bars in a form for machines.
+    let mut older: Value = serde_json::from_str(json).expect("it was read before");
+    for row in older.as_array_mut().expect("so was this") {
+        let row = row.as_object_mut().expect("a row");
+        (row.remove("against"), row.remove("bars"));
+    }
+    let older = turns::read(&older.to_string()).expect("it can be compared with");
+    let numbers = |row: &Row| (row.name.clone(), row.column("vec").map(Column::median));
+    assert!(older.iter().map(numbers).eq(of_samples.rows.iter().map(numbers)));
 
     // A build twice as fast, on a machine that got slower by a tenth in between, and a row that only one build has.
     let there = |of: f64| vec![scaled("both", of), scaled("there alone", of)];
