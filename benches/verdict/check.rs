@@ -203,7 +203,8 @@ fn runs_are_put_together(of_samples: &Suite, json: &str) {
     let mut older: Value = serde_json::from_str(json).expect("it was read before");
     for row in older.as_array_mut().expect("so was this") {
         let row = row.as_object_mut().expect("a row");
-        (row.remove("against"), row.remove("bars"));
+        row.remove("against");
+        row.remove("bars");
     }
     let older = turns::read(&older.to_string()).expect("it can be compared with");
     let numbers = |row: &Row| (row.name.clone(), row.column("vec").map(Column::median));

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// By turns without a number: enough for a median.
-const TURNS: usize = 3;
+/// By turns without a number: each is the first twice.
+const TURNS: usize = 4;
 
 /// All runs as one suite, of which each run is a turn.
 pub fn repeated(arguments: &Arguments) -> Result<Suite, String> {
@@ -37,8 +37,16 @@ pub fn compared(other: &Path, arguments: &Arguments) -> Result<String, String> {
     let turns = if arguments.repeat == 0 { TURNS } else { arguments.repeat };
     let mut runs = Vec::new();
     for number in 1..=turns {
-        eprintln!("turn {number} of {turns}: the other build, then this one");
-        runs.push((read(&run(other, arguments)?)?, read(&run(&binary, arguments)?)?));
+        eprintln!("turn {number} of {turns}");
+        let rows_of = |build: &Path| read(&run(build, arguments)?);
+        // Each is the first every other time, so that what comes with being second falls on both.
+        if number % 2 == 1 {
+            let there = rows_of(other)?;
+            runs.push((there, rows_of(&binary)?));
+        } else {
+            let here = rows_of(&binary)?;
+            runs.push((rows_of(other)?, here));
+        }
     }
     let compared = both(&runs);
     Ok(if arguments.as_json { as_json(&compared) } else { as_table(&compared) })
