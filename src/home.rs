@@ -378,7 +378,7 @@ impl Home {
         let snapshot = || self.counts.snapshot(|class| self.shelf.counts(class));
         // A fork may have copied the lock as it was held.
         let mut stats =
-            if self.fork.is_child() { snapshot() } else { self.shelf.while_only_shrinking(snapshot) };
+            if self.fork.is_child() { snapshot() } else { self.shelf.while_within_the_cap(snapshot) };
         stats.backing = self.backing.in_use();
         stats.huge_pages = self.mapper.huge_pages_in_use();
         stats.numa = self.mapper.numa_in_use();

@@ -38,8 +38,7 @@ const CLEAR_TIMEOUT: Duration = Duration::from_secs(2);
 /// and are released when they drop.
 #[derive(Clone, Debug)]
 pub struct PinnedPool {
-    /// Beside the handle and not behind it, like the next three, so that a take follows no pointer to a pointer.
-    home: Arc<Home>,
+    /// Beside the handle and not behind it, like the next two, so that a take follows no pointer to a pointer.
     door: Door<Home>,
     rounding: Rounding,
     fork: ForkWord,
@@ -72,10 +71,9 @@ impl PinnedPool {
 
     fn new(home: Arc<Home>) -> Self {
         Self {
-            door: home.shelf.door(),
+            door: home.shelf.door(home.clone()),
             rounding: Rounding::of(home.counts.all_classes()),
             fork: home.fork,
-            home: home.clone(),
             _handle: Arc::new(Handle { home }),
         }
     }
@@ -88,7 +86,7 @@ impl PinnedPool {
 
     #[inline]
     fn home(&self) -> &Arc<Home> {
-        &self.home
+        self.door.owner()
     }
 
     /// A buffer of `min_size.next_power_of_two()` bytes (1 for 0), all zero, page-aligned; or of the size in between

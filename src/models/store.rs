@@ -99,7 +99,7 @@ pub fn the_cap_holds_at_every_moment() {
             thread::spawn(move || shelves.pop(small).into_iter().for_each(free))
         };
         // As the statistics are read.
-        let pooled_bytes = shelves.shelf.while_only_shrinking(|| shelves.shelf.pooled_bytes());
+        let pooled_bytes = shelves.shelf.while_within_the_cap(|| shelves.shelf.pooled_bytes());
         assert!(pooled_bytes <= 2, "{pooled_bytes} bytes are pooled");
         pushers.into_iter().for_each(|pusher| pusher.join().unwrap());
         popper.join().unwrap();

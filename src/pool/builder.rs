@@ -199,7 +199,7 @@ impl PinnedPool {
     /// For a forked child: a pool of its own with the same settings, unless CUDA was used before the fork, which
     /// cannot be used after it.
     pub(crate) fn renewed(&self) -> Option<Self> {
-        let Home { driver, settings, .. } = &*self.home;
+        let Home { driver, settings, .. } = &**self.home();
         let is_usable = !driver.api().is_inherited();
         is_usable.then(|| Self::new(Home::new(driver.clone(), settings.clone(), cleaner::start)))
     }

@@ -17,17 +17,17 @@ impl PinnedPool {
     #[doc(hidden)]
     pub fn shelf_cycles(&self, min_size: usize, count: usize) -> usize {
         let Ok((class, _)) = self.rounding.of_any(min_size) else { return 0 };
+        let mut evicted = Vec::new();
         let mut done = 0;
         while done < count
             && let Some((block, home)) = self.door.pop(class)
         {
-            let mut evicted = Vec::new();
-            if let Placed::Refused(block) = self.home.shelf.push(block, home, |other| evicted.push(other)) {
+            if let Placed::Refused(block) = self.home().shelf.push(block, home, |other| evicted.push(other)) {
                 evicted.push(block);
             }
-            self.home.let_go(evicted, Why::Cap);
             done += 1;
         }
+        self.home().let_go(evicted, Why::Cap);
         done
     }
 }

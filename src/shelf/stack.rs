@@ -62,13 +62,21 @@ impl Stack {
     // Small, and needed in two places: left to itself, the compiler makes a call of it in some builds and in others not.
     #[inline(always)]
     fn put(&mut self, place: usize, block: Ready, pinned: bool, since: Tick) {
-        self.top[place] = Some(block);
+        // Nothing is there. Said like this, because an assignment looks for what it has to drop.
+        std::mem::forget(self.top[place].replace(block));
         self.pinned = self.pinned & !(1 << place) | u8::from(pinned) << place;
         self.since[place] = since;
     }
 
-    /// Appends; the queue has room for it, which [`push`] saw to.
-    fn push(&mut self, shelved: Shelved) {
+    /// How many blocks there are.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        usize::from(self.filled) + self.rest.len()
+    }
+
+    /// Appends. The queue has room for it: [`push`] saw to that, or there were as many here before.
+    #[inline]
+    pub(super) fn push(&mut self, shelved: Shelved) {
         let Shelved { block, pinned, since } = shelved;
         if usize::from(self.filled) == TOP {
             self.settle();

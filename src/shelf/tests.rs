@@ -27,7 +27,7 @@ fn every_block_on_a_shelf_stands_for_one_reference_to_its_owner() {
     drop(reference);
     gone.push(block);
     assert_eq!(Arc::strong_count(&owner), 1 + 7);
-    let (block, reference) = shelf.door().pop(class).unwrap();
+    let (block, reference) = shelf.door(owner.clone()).pop(class).unwrap();
     drop(reference);
     gone.push(block);
     shelf.set_cap(0, |block| gone.push(block));
