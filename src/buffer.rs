@@ -1,4 +1,5 @@
 //! The guard: what runs on a caller's thread between take and drop.
+#![allow(unsafe_code)] // The drop moves the block out of the guard.
 
 mod captured;
 mod flags;
@@ -14,6 +15,7 @@ use crate::os::prefetch;
 use crate::sync::Arc;
 use flags::{CAPTURED, FOREIGN, Flags, NOTED};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 pub(crate) use uses::SlowWait;
@@ -28,20 +30,18 @@ pub(crate) use uses::SlowWait;
 /// A slice taken out of the guard (`&buf[..]`) is outside all tracking: a copy enqueued from it must be
 /// recorded, or left to the wait for all contexts.
 pub struct PinnedBuffer {
-    /// `None` only while dropping.
-    block: Option<Out>,
+    /// Moved out by the drop, so that no access and no drop looks whether it is still there.
+    block: ManuallyDrop<Out>,
     len: usize,
     dirty: Dirty,
     flags: Flags,
     home: Arc<Home>,
 }
 
-const GONE: &str = "the block leaves the guard only in its drop";
-
 impl PinnedBuffer {
     pub(crate) fn new(home: Arc<Home>, block: Out, len: usize) -> Self {
         debug_assert!(len <= block.class().bytes());
-        Self { block: Some(block), len, dirty: Dirty::Unknown, flags: Flags::default(), home }
+        Self { block: ManuallyDrop::new(block), len, dirty: Dirty::Unknown, flags: Flags::default(), home }
     }
 
     pub(crate) fn home(&self) -> &Arc<Home> {
@@ -50,12 +50,12 @@ impl PinnedBuffer {
 
     #[inline]
     fn block(&self) -> &Out {
-        self.block.as_ref().expect(GONE)
+        &self.block
     }
 
     #[inline]
     fn block_mut(&mut self) -> &mut Out {
-        self.block.as_mut().expect(GONE)
+        &mut self.block
     }
 
     #[cfg(feature = "cudarc")]
@@ -136,7 +136,7 @@ impl PinnedBuffer {
     pub fn writer(&mut self) -> Writer<'_> {
         self.before_write();
         let Self { block, dirty, len, .. } = self;
-        Writer::new(block.as_mut().expect(GONE).slice_mut(*len), dirty)
+        Writer::new(block.slice_mut(*len), dirty)
     }
 }
 
@@ -191,8 +191,8 @@ impl fmt::Debug for PinnedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PinnedBuffer")
             .field("len", &self.len)
-            .field("is_pinned", &self.block.as_ref().is_some_and(Out::is_pinned))
-            .field("recorded_uses", &self.block.as_ref().map_or(0, |block| block.uses().len()))
+            .field("is_pinned", &self.is_pinned())
+            .field("recorded_uses", &self.block().uses().len())
             .finish_non_exhaustive()
     }
 }
@@ -200,7 +200,8 @@ impl fmt::Debug for PinnedBuffer {
 impl Drop for PinnedBuffer {
     /// One move into the inbox. Never blocks on the device, never panics because of the driver.
     fn drop(&mut self) {
-        let Some(mut block) = self.block.take() else { return };
+        // SAFETY: a drop runs once, and after it nothing of the guard is used; its other fields are let go behind it.
+        let mut block = unsafe { ManuallyDrop::take(&mut self.block) };
         let home = &self.home;
         // Every step below ends in an atomic operation, and none begins before the one before it has its cache line.
         prefetch(&**home);
@@ -217,18 +218,17 @@ impl Drop for PinnedBuffer {
             uses::settle_notes(home, &mut block, &self.flags);
         }
         // Without a record the thread's context is how the pool learns where work may be outstanding,
-        // and where it may page-lock.
-        let unrecorded = match block.fate() {
-            Fate::Recorded => block.uses().is_empty(),
-            // Every context will be waited for, now or when the graph is gone.
-            Fate::RecordFailed | Fate::Captured => true,
-            Fate::Unknown | Fate::Proven | Fate::ContextsIdle => false,
-        };
-        let seen = if unrecorded { home.driver.api().current_context() } else { Ok(None) };
-        let seen = seen.unwrap_or_else(|_| {
-            block.lose_its_context();
+        // and where it may page-lock. The flags come first: they lie in the guard, and the rest on lines of the block.
+        let unrecorded = !self.flags.any()
+            || match block.fate() {
+                Fate::Recorded => block.uses().is_empty(),
+                fate => fate.waits_for_contexts(),
+            };
+        let seen = if unrecorded && home.driver.api().has_contexts() {
+            uses::seen_context(home, &mut block)
+        } else {
             None
-        });
+        };
         let dirty_bytes = self.dirty.bytes(self.len);
         let (class, pinned, epoch) = (block.class(), block.is_pinned(), home.epoch());
         counts.returned[epoch].of(pinned).add(1);

@@ -22,6 +22,11 @@ impl Fate {
     pub(crate) fn is_proof(self) -> bool {
         matches!(self, Fate::Proven | Fate::ContextsIdle)
     }
+
+    /// Whether every context will be waited for, now or when the graph is gone.
+    pub(crate) fn waits_for_contexts(self) -> bool {
+        matches!(self, Fate::RecordFailed | Fate::Captured)
+    }
 }
 
 /// Why a returned block may be taken for quiescent.

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // `hold_for_graph` is an unsafe promise of the caller's.
 
 use super::flags::{CAPTURED, CAPTURED_WRITE, FOREIGN, Flags, WRITES};
-use super::{GONE, PinnedBuffer};
+use super::PinnedBuffer;
 use crate::block::Out;
 use crate::holds::GraphHold;
 use crate::home::Home;
@@ -25,7 +25,7 @@ impl PinnedBuffer {
     /// pool zeroes, reuses or frees memory that a replay still reads or writes.
     pub unsafe fn hold_for_graph(&mut self) -> GraphHold {
         let hold = GraphHold::new();
-        self.block.as_mut().expect(GONE).holds().lock().cover(&hold);
+        self.block().holds().lock().cover(&hold);
         self.flags.add(CAPTURED);
         hold
     }

@@ -1,7 +1,7 @@
 //! Recording a use: the part of a caller's path that calls the driver.
 
 use super::flags::{CAPTURED, Flags, NOTED, RECORDED};
-use super::{GONE, PinnedBuffer, captured};
+use super::{PinnedBuffer, captured};
 use crate::block::{Fate, Out};
 use crate::context_end;
 use crate::driver::Driver;
@@ -32,7 +32,6 @@ impl PinnedBuffer {
         if home.fork.is_child() {
             return Err(Error::ForkedChild);
         }
-        let block = block.as_mut().expect(GONE);
         flags.set(RECORDED);
         stream.with_stream_ref(|stream| record(home, block, flags, stream))
     }

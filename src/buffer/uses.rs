@@ -6,7 +6,7 @@ use super::{PinnedBuffer, captured};
 use crate::block::{Fate, Out};
 use crate::context_end;
 use crate::contexts::Context;
-use crate::driver::{Driver, Severity};
+use crate::driver::{ContextHandle, Driver, Severity};
 use crate::error::{CallError, Error};
 use crate::events::{self, with_relaxed_capture};
 use crate::home::Home;
@@ -281,6 +281,14 @@ fn synchronize_or_ended(home: &Arc<Home>, context: &Arc<Context>) -> Result<(), 
     context.synchronize(&home.driver).or_else(|error| {
         let ended = context_end::has_ended(home, context, &error);
         if ended || home.note_device_error(&error) == Severity::Lost { Ok(()) } else { Err(error) }
+    })
+}
+
+/// At the drop without a record: the context that is current on this thread.
+pub(super) fn seen_context(home: &Home, block: &mut Out) -> Option<ContextHandle> {
+    home.driver.api().current_context().unwrap_or_else(|_| {
+        block.lose_its_context();
+        None
     })
 }
 

@@ -18,11 +18,12 @@ pub(crate) struct Gate {
     behind: Arc<dyn DriverApi>,
     /// A driver's own never changes, and every record compares it.
     identity: DriverIdentity,
+    has_contexts: bool,
 }
 
 impl Gate {
     pub(super) fn new(behind: Arc<dyn DriverApi>) -> Self {
-        Self { identity: behind.identity(), behind }
+        Self { identity: behind.identity(), has_contexts: behind.has_contexts(), behind }
     }
 
     #[inline]
@@ -58,6 +59,12 @@ impl Gate {
             Some(_inside) => self.behind.is_in_use(),
             None => true,
         }
+    }
+
+    /// Whether a thread can have a context at all; no driver call.
+    #[inline]
+    pub(crate) fn has_contexts(&self) -> bool {
+        self.has_contexts
     }
 
     /// No driver call.

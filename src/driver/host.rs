@@ -26,6 +26,9 @@ impl DriverApi for HostDriver {
     fn is_in_use(&self) -> bool {
         false
     }
+    fn has_contexts(&self) -> bool {
+        false
+    }
     fn prepare(&self) -> Result<(), Error> {
         Err(Error::NoCuda { report: self.reason.into() })
     }

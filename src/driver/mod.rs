@@ -430,6 +430,11 @@ pub(crate) trait DriverApi: DriverMemory + Send + Sync + fmt::Debug {
         true
     }
 
+    /// Whether there can ever be a context; a driver that has none is not asked at every drop which one is current.
+    fn has_contexts(&self) -> bool {
+        true
+    }
+
     /// The NUMA nodes with memory, if the driver shall be asked instead of the system. Only the simulated device ever
     /// is, so that a machine with several can be had.
     fn memory_nodes(&self) -> Option<Vec<u32>> {

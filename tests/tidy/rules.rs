@@ -22,6 +22,7 @@ const UNSAFE_FILES: &[&str] = &[
     "src/driver/runtime_memory.rs",
     "src/driver/runtime_table.rs",
     "src/interop/cudarc_library.rs",
+    "src/buffer.rs",
     "src/buffer/captured.rs",
     "src/global.rs",
     "src/buffer/uses.rs",
