@@ -339,6 +339,7 @@ impl Cleaner {
                 self.pass_over(class, pinned);
                 self.retire(block.retire());
             }
+            Placed::Stranded(block) => self.retire(block.retire()),
         }
     }
 

@@ -120,7 +120,7 @@ impl PinnedPool {
     #[cold]
     #[inline(never)]
     fn take_missing(&self, min_size: usize) -> PinnedBuffer {
-        let taken = self.take_rounded(min_size, true);
+        let taken = self.take_otherwise(min_size);
         taken.unwrap_or_else(|error| panic!("pinpool::take({min_size}): {error}"))
     }
 
@@ -133,7 +133,16 @@ impl PinnedPool {
         if let Some(buffer) = self.hit(min_size) {
             return Ok(buffer);
         }
-        self.take_rounded(min_size, true)
+        self.take_otherwise(min_size)
+    }
+
+    /// Where [`Self::hit`] found nothing. The shelf that it looked at is not looked at again.
+    fn take_otherwise(&self, min_size: usize) -> Result<PinnedBuffer, Error> {
+        if self.is_inherited() || self.rounding.of_hit(min_size).is_none() {
+            return self.take_rounded(min_size, true);
+        }
+        let (class, len) = self.rounding.of_any(min_size)?;
+        self.take_slow(class, len, true)
     }
 
     /// A buffer whose `len()` is exactly `len`; its memory is of the size class all the same.
@@ -166,7 +175,7 @@ impl PinnedPool {
         if home.fork.is_child() {
             return fresh_in_child(home, class, len);
         }
-        if let Some((block, home)) = home.shelf.pop(class) {
+        if let Some((block, home)) = self.door.pop(class) {
             return Ok(PinnedBuffer::new(home, block.hand_out(), len));
         }
         self.take_slow(class, len, zeroed)

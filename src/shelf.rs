@@ -12,19 +12,21 @@
 //! puts a block on a shelf leaves one there, and whoever takes the block off takes it over.
 #![allow(unsafe_code)] // Takes over references that were left behind as a number.
 
+mod class;
+mod evict;
 mod stack;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 use crate::block::Ready;
 use crate::boundary::Boundary;
-use crate::clock::{Clock, Tick};
+use crate::clock::Clock;
 use crate::size_class::SizeClass;
-use crate::stats::{Counts, ShelfCounts, Split};
-use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
-use stack::{Shelved, Stack};
+use crate::stats::{Counts, ShelfCounts};
+use crate::sync::{Arc, Mutex};
+use class::ClassShelf;
+use stack::Shelved;
 use std::sync::Weak;
-use std::time::Duration;
 
 /// Each mapping with advice of its own is one of the process's 65 530 map areas, and drivers stop near
 /// 65 000 registrations; so many blocks at most are kept idle.
@@ -41,71 +43,6 @@ pub(crate) struct Shelf<T> {
     budget: Mutex<Budget>,
     counts: Arc<Counts>,
     clock: Arc<Clock>,
-}
-
-/// One class: what a hit touches, on one cache line that no other class shares.
-#[derive(Debug, Default)]
-#[repr(C, align(128))]
-struct ClassShelf {
-    /// Both written under the lock of `blocks` only, so without atomic read-modify-writes.
-    hits: Split,
-    pooled: Pooled,
-    blocks: Mutex<Stack>,
-    /// How many blocks may lie here. Written under the budget lock and the lock of `blocks`, so read under either.
-    allotted: AtomicU32,
-}
-
-#[cfg(not(loom))]
-const _: () = assert!(std::mem::offset_of!(ClassShelf, blocks) == 24, "a hit touches one cache line");
-
-impl ClassShelf {
-    #[inline]
-    fn allotted(&self) -> usize {
-        self.allotted.load(Ordering::Relaxed) as usize
-    }
-
-    /// Takes back what no block lies on; gives what is left. The caller holds the budget lock.
-    fn take_back(&self) -> usize {
-        if self.allotted() > 0 {
-            let blocks = self.blocks.lock();
-            self.allotted.store(blocks.len() as u32, Ordering::Relaxed);
-        }
-        self.allotted()
-    }
-}
-
-/// How many blocks lie on a shelf: pageable ones in the lower half, pinned ones in the upper. One word, so that whoever
-/// reads without the lock never counts more than there were at some moment, while one kind goes and the other comes.
-#[derive(Debug, Default)]
-struct Pooled(AtomicU64);
-
-impl Pooled {
-    /// Pageable and pinned.
-    fn by_kind(&self) -> [usize; 2] {
-        let both = self.0.load(Ordering::Relaxed);
-        [both as u32 as usize, (both >> 32) as usize]
-    }
-
-    fn total(&self) -> usize {
-        self.by_kind().iter().sum()
-    }
-
-    /// One more; the caller holds the lock of the blocks, so no atomic read-modify-write is needed.
-    #[inline]
-    fn add(&self, pinned: bool) {
-        self.0.store(self.0.load(Ordering::Relaxed) + Self::one(pinned), Ordering::Relaxed);
-    }
-
-    /// One fewer; as [`Self::add`].
-    #[inline]
-    fn subtract(&self, pinned: bool) {
-        self.0.store(self.0.load(Ordering::Relaxed) - Self::one(pinned), Ordering::Relaxed);
-    }
-
-    #[inline]
-    fn one(pinned: bool) -> u64 {
-        1 << (32 * u32::from(pinned))
-    }
 }
 
 #[derive(Debug)]
@@ -174,6 +111,8 @@ pub(crate) enum Placed {
     Kept,
     /// The cap has no room for it: it is larger than the cap, or than all that could make room for it.
     Refused(Ready),
+    /// The context that it was registered in has ended.
+    Stranded(Ready),
 }
 
 impl<T> Shelf<T> {
@@ -202,7 +141,10 @@ impl<T> Shelf<T> {
 
     #[inline]
     fn check_owner(&self, owner: &Arc<T>) {
-        assert!(std::ptr::addr_eq(Arc::as_ptr(owner), self.owner_address as *const ()), "another pool's block");
+        assert!(
+            std::ptr::addr_eq(Arc::as_ptr(owner), self.owner_address as *const ()),
+            "another pool's block"
+        );
     }
 
     /// See [`Door::pop`].
@@ -235,79 +177,44 @@ impl<T> Shelf<T> {
     /// # Panics
     ///
     /// For a reference to another owner.
-    pub(crate) fn push(&self, block: Ready, owner: Arc<T>, evicted: impl FnMut(Ready)) -> Placed {
+    pub(crate) fn push(&self, block: Ready, owner: Arc<T>, mut evicted: impl FnMut(Ready)) -> Placed {
         self.check_owner(&owner);
         let shelf = &self.classes[block.class().index()];
-        let pinned = block.is_pinned();
-        let since = self.clock.recent();
-        let mut blocks = shelf.blocks.lock();
-        if blocks.len() >= shelf.allotted() {
+        let (pinned, since) = (block.is_pinned(), self.clock.recent());
+        loop {
+            let mut blocks = shelf.blocks.lock();
+            // Under the lock: whoever ends a context marks it first, and then looks through every shelf.
+            if block.is_stranded() {
+                return Placed::Stranded(block);
+            }
+            if blocks.len() < shelf.allotted() {
+                // Before anybody can take the block off.
+                std::mem::forget(owner);
+                blocks.push(Shelved { block, pinned, since });
+                shelf.pooled.add(pinned);
+                return Placed::Kept;
+            }
             drop(blocks);
-            return self.push_beyond(Shelved { block, pinned, since }, owner, evicted);
+            if !self.allot(block.class(), pinned, &mut evicted) {
+                return Placed::Refused(block);
+            }
         }
-        // Before anybody can take the block off.
-        std::mem::forget(owner);
-        blocks.push(Shelved { block, pinned, since });
-        shelf.pooled.add(pinned);
-        Placed::Kept
     }
 
-    /// More than was ever there since the last count: the class is allotted one more, if the cap has it.
+    /// Allots one more block to a class, if the cap has it.
     #[cold]
     #[inline(never)]
-    fn push_beyond(&self, place: Shelved, owner: Arc<T>, evicted: impl FnMut(Ready)) -> Placed {
-        let (class, pinned) = (place.block.class(), place.pinned);
+    fn allot(&self, class: SizeClass, pinned: bool, evicted: &mut impl FnMut(Ready)) -> bool {
         let mut budget = self.budget.lock();
-        let Some(room_bytes) = budget.cap_bytes.checked_sub(class.bytes()) else {
-            return Placed::Refused(place.block);
-        };
-        let may_be_full =
-            budget.allotted_bytes > room_bytes || budget.allotted_blocks >= MAX_POOLED_BLOCKS;
+        let Some(room_bytes) = budget.cap_bytes.checked_sub(class.bytes()) else { return false };
+        let may_be_full = budget.allotted_bytes > room_bytes || budget.allotted_blocks >= MAX_POOLED_BLOCKS;
         if may_be_full && !self.make_room(&mut budget, class, pinned, evicted) {
-            return Placed::Refused(place.block);
+            return false;
         }
         budget.allotted_bytes = budget.allotted_bytes.saturating_add(class.bytes());
         budget.allotted_blocks += 1;
-        std::mem::forget(owner);
-        let shelf = &self.classes[class.index()];
-        stack::push(&shelf.blocks, place, || {
-            shelf.allotted.store(shelf.allotted.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            shelf.pooled.add(pinned);
-        });
-        Placed::Kept
-    }
-
-    /// Counts, and evicts until a block of the class fits; false when it cannot.
-    #[cold]
-    fn make_room(
-        &self,
-        budget: &mut Budget,
-        class: SizeClass,
-        pinned: bool,
-        mut evicted: impl FnMut(Ready),
-    ) -> bool {
-        let room_bytes = budget.cap_bytes - class.bytes();
-        let mut overflowed = false;
-        self.evict_until(budget, room_bytes, MAX_POOLED_BLOCKS - 1, class.index(), |other| {
-            overflowed |= other.is_pinned();
-            evicted(other);
-        });
-        let fits = budget.allotted_bytes <= room_bytes;
-        if overflowed || (pinned && !fits) {
-            budget.boundary.overflowed(self.clock.now());
-        }
-        fits
-    }
-
-    /// Takes back from every class what no block lies on: what is allotted is what is pooled then, or was a moment ago.
-    fn take_back(&self, budget: &mut Budget) {
-        (budget.allotted_bytes, budget.allotted_blocks) = (0, 0);
-        for (class, shelf) in self.all_classes().zip(&self.classes[..]) {
-            let blocks = shelf.take_back();
-            budget.allotted_blocks += blocks;
-            budget.allotted_bytes =
-                budget.allotted_bytes.saturating_add(blocks.saturating_mul(class.bytes()));
-        }
+        self.classes[class.index()].allot();
+        true
     }
 
     /// Whether a block that is not page-locked yet is worth it: it fits under the cap without pushing
@@ -351,79 +258,6 @@ impl<T> Shelf<T> {
         self.budget.lock().cap_bytes
     }
 
-    /// Changes the cap; when it returns, the shelves obey it.
-    pub(crate) fn set_cap(&self, cap_bytes: usize, evicted: impl FnMut(Ready)) {
-        let mut budget = self.budget.lock();
-        // First the shelves, then the cap: whoever reads both never sees more pooled than allowed.
-        self.evict_until(&mut budget, cap_bytes, MAX_POOLED_BLOCKS, 0, evicted);
-        budget.cap_bytes = cap_bytes;
-    }
-
-    /// Evicts to at most `bytes`, leaving the cap as it is.
-    pub(crate) fn trim_to(&self, bytes: usize, evicted: impl FnMut(Ready)) {
-        self.evict_until(&mut self.budget.lock(), bytes, MAX_POOLED_BLOCKS, 0, evicted);
-    }
-
-    /// Evicts pinned blocks of other classes, largest first, until `bytes` page-locked bytes are freed; only
-    /// such as lie on their shelf for at least `rested`.
-    ///
-    /// For the ceiling on page-locked memory: a class that is asked for takes from those that are not.
-    pub(crate) fn evict_pinned_of_others(
-        &self,
-        class: SizeClass,
-        bytes: usize,
-        rested: Duration,
-        mut evicted: impl FnMut(Ready),
-    ) {
-        let now = self.clock.tick();
-        let mut budget = self.budget.lock();
-        let mut freed_bytes = 0;
-        for other in self.all_classes().rev().filter(|other| *other != class) {
-            let has_pinned = || self.classes[other.index()].pooled.by_kind()[1] > 0;
-            while freed_bytes < bytes
-                && has_pinned()
-                && let Some(block) = self.pop_coldest(&mut budget, other, |since| since.age(now) >= rested)
-            {
-                self.counts.class(block.class()).evictions.add(1);
-                if block.is_pinned() {
-                    freed_bytes += block.class().bytes();
-                }
-                evicted(block);
-            }
-        }
-    }
-
-    /// Evicts blocks whose registration vanished with its context, wherever they lie.
-    pub(crate) fn evict_stranded(&self, mut evicted: impl FnMut(Ready)) {
-        /// Blocks looked at under one hold of a lock that takers want.
-        const LOOKS: usize = 64;
-        let mut budget = self.budget.lock();
-        // So that nobody puts any on while the budget is held.
-        self.take_back(&mut budget);
-        for (class, shelf) in self.all_classes().zip(&self.classes[..]) {
-            let mut next = 0;
-            loop {
-                let mut stack = shelf.blocks.lock();
-                let blocks = stack.all();
-                let end = blocks.len().min(next + LOOKS);
-                // Takers take from the other end, and what is put on since goes there too.
-                let found = (next..end).find(|place| blocks[*place].block.is_stranded());
-                next = found.unwrap_or(end);
-                let Some(Shelved { block, pinned, .. }) = found.and_then(|place| blocks.remove(place)) else {
-                    if end >= blocks.len() {
-                        break;
-                    }
-                    continue;
-                };
-                self.took_off(&mut budget, class, pinned);
-                drop(stack);
-                drop(self.redeem());
-                self.counts.class(class).evictions.add(1);
-                evicted(block);
-            }
-        }
-    }
-
     /// Runs `look` while no class is allotted anything, so that what it adds up, class by class, is never above the cap.
     pub(crate) fn while_within_the_cap<R>(&self, look: impl FnOnce() -> R) -> R {
         let _budget = self.budget.lock();
@@ -446,100 +280,5 @@ impl<T> Shelf<T> {
             let buffers = self.classes[class.index()].pooled.total();
             (class, buffers.saturating_mul(class.bytes()))
         })
-    }
-
-    /// Lets go of blocks that lie on a shelf for `max_age(class)` or longer, bit by bit: an eighth of those of each
-    /// class, at least one.
-    ///
-    /// Shelves are last in, first out, so a block at the cold end that has lain for a time was not needed at any
-    /// moment of it: it is what the shelf never fell below. That costs a hit nothing.
-    pub(crate) fn age_out(&self, max_age: impl Fn(SizeClass) -> Duration, mut aged: impl FnMut(Ready)) {
-        let now = self.clock.tick();
-        let mut budget = self.budget.lock();
-        for class in self.all_classes() {
-            let shelf = &self.classes[class.index()];
-            if shelf.pooled.total() == 0 {
-                continue;
-            }
-            let is_old = |since: Tick| since.age(now) >= max_age(class);
-            let old = shelf.blocks.lock().all().partition_point(|shelved| is_old(shelved.since));
-            for _ in 0..old.div_ceil(8) {
-                let Some(block) = self.pop_coldest(&mut budget, class, is_old) else { break };
-                self.counts.class(class).aged_out.add(1);
-                aged(block);
-            }
-        }
-    }
-
-    /// The time until a block is too old for [`Self::age_out`]; `None` when the shelves are empty.
-    pub(crate) fn next_due(&self, max_age: impl Fn(SizeClass) -> Duration) -> Option<Duration> {
-        let now = self.clock.tick();
-        let used = self.all_classes().filter(|class| self.classes[class.index()].pooled.total() > 0);
-        used.filter_map(|class| {
-            let since = self.classes[class.index()].blocks.lock().all().front()?.since;
-            Some(max_age(class).saturating_sub(since.age(now)))
-        })
-        .min()
-    }
-
-    /// Largest class first, none below the class at `lowest`, in each the block that lay longest; below it only to
-    /// have fewer blocks. What is allotted afterwards is within these bounds, unless there was nothing more to evict.
-    fn evict_until(
-        &self,
-        budget: &mut Budget,
-        bytes_max: usize,
-        blocks_max: usize,
-        lowest: usize,
-        mut evicted: impl FnMut(Ready),
-    ) {
-        loop {
-            // Every time: what a taker took off meanwhile need not be evicted.
-            self.take_back(budget);
-            let lowest = match (budget.allotted_bytes > bytes_max, budget.allotted_blocks > blocks_max) {
-                (_, true) => 0,
-                (true, false) => lowest,
-                (false, false) => return,
-            };
-            let mut classes = self.all_classes().rev().take_while(|class| class.index() >= lowest);
-            let Some(block) = classes.find_map(|class| self.pop_coldest(budget, class, |_| true)) else {
-                // Takers were faster, or what is left is smaller; there is nothing to evict.
-                self.take_back(budget);
-                return;
-            };
-            self.counts.class(block.class()).evictions.add(1);
-            evicted(block);
-        }
-    }
-
-    /// The block that lay longest, if it is to go; its room in the budget goes with it.
-    fn pop_coldest(
-        &self,
-        budget: &mut Budget,
-        class: SizeClass,
-        goes: impl Fn(Tick) -> bool,
-    ) -> Option<Ready> {
-        let shelf = &self.classes[class.index()];
-        if shelf.pooled.total() == 0 {
-            return None;
-        }
-        let mut stack = shelf.blocks.lock();
-        let blocks = stack.all();
-        if !goes(blocks.front()?.since) {
-            return None;
-        }
-        let Shelved { block, pinned, .. } = blocks.pop_front()?;
-        self.took_off(budget, class, pinned);
-        drop(stack);
-        drop(self.redeem());
-        Some(block)
-    }
-
-    /// A block was evicted; the caller holds the lock of its class as well.
-    fn took_off(&self, budget: &mut Budget, class: SizeClass, pinned: bool) {
-        let shelf = &self.classes[class.index()];
-        shelf.pooled.subtract(pinned);
-        shelf.allotted.store(shelf.allotted.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
-        budget.allotted_blocks -= 1;
-        budget.allotted_bytes = budget.allotted_bytes.saturating_sub(class.bytes());
     }
 }

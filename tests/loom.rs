@@ -66,6 +66,10 @@ models! {
     /// block's reference to the owner is not taken over: "references to the owner".
     a_lowered_cap_is_obeyed_when_the_call_returns;
 
+    /// `Shelf::set_cap` does not take back what is allotted, or takes it back without the lock of the class: "what is
+    /// pushed later obeys too". It leaves room where it found a shelf empty: "the call has returned".
+    the_room_that_a_taker_made_goes_with_the_cap;
+
     /// `events::discard` or `events::revive` gives out an event that is pending: "recorded again while its earlier work
     /// is pending".
     an_event_is_never_given_to_two_uses;

@@ -1,4 +1,5 @@
 //! What a caller pays between take and drop.
+#![allow(unsafe_code)] // holds a thread to a core
 
 use crate::alternatives::{FreshVec, RegisterPerUse, SyncPool};
 use crate::classic::ClassicPool;
@@ -127,9 +128,23 @@ pub fn add(suite: &mut Suite) {
         Unit::Nanoseconds,
         &[Bar::Of(RMW, 8.0)],
         vec![
+            (Pinpool::NAME, Box::new(move || on_one_core(|| whole_cycle(effort)))),
+            (RMW, Box::new(move || two_rmws(effort))),
+        ],
+    );
+    // For information, with no bar: it measures the way between two cores as much as the pool.
+    suite.add(
+        "whole take and drop cycle, the pool's thread on any core",
+        Unit::Nanoseconds,
+        &[],
+        vec![
             (Pinpool::NAME, Box::new(move || whole_cycle(effort))),
             (RMW, Box::new(move || two_rmws(effort))),
         ],
+    );
+    suite.note(
+        "Hot: the pool's thread runs on the caller's core, so that what it puts on a shelf lies in the caller's caches.          On another core, every block and every slot of a queue comes from that core's caches: the row behind it."
+            .into(),
     );
     suite.note(
         "Operations alone after a pause are shown without the clock's own time, which is measured after the same pause."
@@ -217,6 +232,32 @@ fn loops<S: Subject>(effort: Effort, threads: usize, between: Use) -> Vec<f64> {
 fn host_pool() -> PinnedPool {
     PinnedPool::builder().driver(Driver::host_only()).build().expect("the settings are right")
 }
+
+/// Runs on a thread that is held to the core it is on; the pool's thread, which its first drop starts, inherits that.
+fn on_one_core<R: Send>(measure: impl FnOnce() -> R + Send) -> R {
+    std::thread::scope(|scope| {
+        let held = scope.spawn(|| {
+            hold_to_core();
+            measure()
+        });
+        held.join().expect("no panic")
+    })
+}
+
+#[cfg(target_os = "linux")]
+fn hold_to_core() {
+    // SAFETY: an all-zero set is the empty set.
+    let mut cores: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: sched_getcpu takes nothing and writes nothing.
+    let core = unsafe { libc::sched_getcpu() };
+    // SAFETY: CPU_SET writes within the set; a number beyond it, as after an error, is ignored.
+    unsafe { libc::CPU_SET(usize::try_from(core).unwrap_or(usize::MAX), &mut cores) };
+    // SAFETY: 0 is the calling thread, and the set outlives the call; after a refusal the row shows another core's caches.
+    unsafe { libc::sched_setaffinity(0, size_of_val(&cores), &cores) };
+}
+
+#[cfg(not(target_os = "linux"))]
+fn hold_to_core() {}
 
 /// Takes and drops of nothing but the pool's own: no device, nothing dirty.
 fn whole_cycle(effort: Effort) -> Vec<f64> {

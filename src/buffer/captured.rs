@@ -1,8 +1,8 @@
 //! What a guard knows of the graphs that its buffer was captured into.
 #![allow(unsafe_code)] // `hold_for_graph` is an unsafe promise of the caller's.
 
-use super::flags::{CAPTURED, CAPTURED_WRITE, FOREIGN, Flags, WRITES};
 use super::PinnedBuffer;
+use super::flags::{CAPTURED, CAPTURED_WRITE, FOREIGN, Flags, WRITES};
 use crate::block::Out;
 use crate::holds::GraphHold;
 use crate::home::Home;

@@ -33,7 +33,7 @@ impl Shelves {
         let mut evicted = Vec::new();
         let placed = self.shelf.push(ready(class), self.owner.clone(), |block| evicted.push(block));
         evicted.into_iter().for_each(free);
-        if let Placed::Refused(block) = placed {
+        if let Placed::Refused(block) | Placed::Stranded(block) = placed {
             free(block);
         }
     }
@@ -120,6 +120,27 @@ pub fn a_lowered_cap_is_obeyed_when_the_call_returns() {
         assert!(shelves.shelf.pooled_bytes() <= 1, "the call has returned");
         pusher.join().unwrap();
         assert!(shelves.shelf.pooled_bytes() <= 1, "what is pushed later obeys too");
+        shelves.end();
+    });
+}
+
+pub fn the_room_that_a_taker_made_goes_with_the_cap() {
+    check(Some(3), || {
+        let (shelves, class) = (Shelves::new(2), Classes::POWERS_OF_TWO.at(0));
+        shelves.push(class);
+        let user = {
+            let shelves = shelves.clone();
+            thread::spawn(move || {
+                if let Some(block) = shelves.pop(class) {
+                    free(block);
+                    shelves.push(class);
+                }
+            })
+        };
+        shelves.shelf.set_cap(0, free);
+        assert_eq!(shelves.shelf.pooled_bytes(), 0, "the call has returned");
+        user.join().unwrap();
+        assert_eq!(shelves.shelf.pooled_bytes(), 0, "what is pushed later obeys too");
         shelves.end();
     });
 }

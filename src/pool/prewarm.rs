@@ -53,11 +53,18 @@ impl PinnedPool {
             let mut evicted = Vec::new();
             home.clock.tick();
             let shelved = home.shelf.push(ready, home.clone(), |other| evicted.push(other));
-            let kept = matches!(shelved, Placed::Kept);
-            if let Placed::Refused(block) = shelved {
-                evicted.push(block);
-            }
             home.let_go(evicted, Why::Cap);
+            let kept = match shelved {
+                Placed::Kept => true,
+                Placed::Refused(block) => {
+                    home.let_go(vec![block], Why::Cap);
+                    false
+                }
+                Placed::Stranded(block) => {
+                    home.let_go(vec![block], Why::ContextEnded);
+                    false
+                }
+            };
             if !kept {
                 break;
             }

@@ -22,7 +22,9 @@ impl PinnedPool {
         while done < count
             && let Some((block, home)) = self.door.pop(class)
         {
-            if let Placed::Refused(block) = self.home().shelf.push(block, home, |other| evicted.push(other)) {
+            if let Placed::Refused(block) | Placed::Stranded(block) =
+                self.home().shelf.push(block, home, |other| evicted.push(other))
+            {
                 evicted.push(block);
             }
             done += 1;

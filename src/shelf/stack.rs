@@ -74,10 +74,11 @@ impl Stack {
         usize::from(self.filled) + self.rest.len()
     }
 
-    /// Appends. The queue has room for it: [`push`] saw to that, or there were as many here before.
+    /// Appends. The queue has room for it, and for all that is here besides: [`reserve`] saw to that.
     #[inline]
     pub(super) fn push(&mut self, shelved: Shelved) {
         let Shelved { block, pinned, since } = shelved;
+        debug_assert!(self.rest.capacity() > self.len(), "the queue would grow under the lock");
         if usize::from(self.filled) == TOP {
             self.settle();
         }
@@ -101,34 +102,20 @@ impl Stack {
         }
         self.filled = 0;
     }
-
-    /// Whether one more fits without growing.
-    fn has_room(&self) -> bool {
-        self.rest.capacity() - self.rest.len() > usize::from(self.filled)
-    }
 }
 
-/// Appends, and runs `then` under the same lock. The queue grows outside the lock, since takers want it.
-#[inline]
-pub(super) fn push(lock: &Mutex<Stack>, shelved: Shelved, then: impl FnOnce()) {
-    let mut spare: VecDeque<Shelved> = VecDeque::new();
-    loop {
-        let mut stack = lock.lock();
-        let in_use = stack.rest.len() + TOP;
-        if !stack.has_room() && spare.capacity() > in_use {
-            spare.append(&mut stack.rest);
-            std::mem::swap(&mut stack.rest, &mut spare);
-        }
-        if stack.has_room() {
-            stack.push(shelved);
-            then();
-            // The outgrown storage, if any, is freed after the lock.
-            drop(stack);
-            return;
-        }
-        drop(stack);
-        spare = VecDeque::with_capacity((in_use * 2).max(16));
+/// Makes room for so many blocks. The queue grows outside the lock, since takers want it; nobody else makes it grow
+/// meanwhile.
+pub(super) fn reserve(lock: &Mutex<Stack>, blocks: usize) {
+    if lock.lock().rest.capacity() >= blocks {
+        return;
     }
+    let mut wider = VecDeque::with_capacity((2 * blocks).max(16));
+    let mut stack = lock.lock();
+    wider.append(&mut stack.rest);
+    std::mem::swap(&mut stack.rest, &mut wider);
+    // The outgrown storage is freed after the lock.
+    drop(stack);
 }
 
 #[cfg(all(test, not(loom)))]
@@ -159,10 +146,11 @@ mod tests {
             if choice < 8 || (choice < 9 && list.len() < 3) {
                 let (block, pinned) = (ready(), step % 3 == 0);
                 let address = block.address();
-                push(&lock, Shelved { block, pinned, since: clock.tick() }, || list.push((address, pinned)));
-                let stack = lock.lock();
-                let room = stack.rest.capacity() - stack.rest.len();
-                assert!(room >= usize::from(stack.filled), "the queue would grow under the lock");
+                reserve(&lock, list.len() + 1);
+                let capacity = lock.lock().rest.capacity();
+                lock.lock().push(Shelved { block, pinned, since: clock.tick() });
+                list.push((address, pinned));
+                assert_eq!(lock.lock().rest.capacity(), capacity, "the queue grew under the lock");
             } else if choice < 15 {
                 let popped = lock.lock().pop();
                 assert_eq!(popped.as_ref().map(|(block, pinned)| (block.address(), *pinned)), list.pop());
@@ -180,8 +168,9 @@ mod tests {
     fn the_last_few_lie_beside_the_lock() {
         let (clock, lock) = (Clock::default(), Mutex::new(Stack::default()));
         for count in 1..=2 * TOP + 1 {
-            push(&lock, Shelved { block: ready(), pinned: false, since: clock.tick() }, || ());
-            let stack = lock.lock();
+            reserve(&lock, count);
+            let mut stack = lock.lock();
+            stack.push(Shelved { block: ready(), pinned: false, since: clock.tick() });
             assert_eq!(usize::from(stack.filled), (count - 1) % TOP + 1, "of {count}");
             assert_eq!(usize::from(stack.filled) + stack.rest.len(), count);
         }
