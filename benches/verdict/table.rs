@@ -232,6 +232,7 @@ pub fn shown_ratio(ratio: f64) -> String {
         _ if ratio >= 10.0 => format!("{ratio:.0}"),
         _ if ratio >= 0.1 => format!("{ratio:.2}"),
         _ if ratio >= 0.001 => format!("{ratio:.3}"),
+        0.0 => "0".into(),
         _ => format!("{ratio:.1e}"),
     }
 }
