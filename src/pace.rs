@@ -14,6 +14,10 @@ pub(crate) const NAP_MAX: Duration = Duration::from_micros(500);
 /// whoever runs on that core, and the first one falls into the caller's next use of the buffer just shelved.
 const IDLE_NAP_MIN: Duration = Duration::from_micros(200);
 
+/// How much longer than this a head took is not remembered: of such a one the finest step is the longest nap already. Or
+/// one that hung for a minute would have the next fifty found late.
+const REMEMBERED_MAX: Duration = Duration::from_millis(32);
+
 /// How long the heads of one stream are seen pending, and how far they are from it: averages of the last few. Zero when
 /// nothing is known.
 #[derive(Debug, Clone, Copy, Default)]
@@ -26,11 +30,20 @@ impl Usual {
     /// A head was found complete at this age. That is a little late, and so is what comes of it; so the first look
     /// is before it.
     pub(crate) fn learn(&mut self, age: Duration) {
+        let age = age.min(REMEMBERED_MAX);
         if self.mean.is_zero() {
             *self = Self { mean: age, spread: age / 8 };
         } else {
             self.spread = (self.spread * 3 + age.abs_diff(self.mean)) / 4;
             self.mean = (self.mean * 3 + age) / 4;
+        }
+    }
+
+    /// A head that was pending was gone at this age: a taker had found it complete. Were nothing learned of that, takers
+    /// who come between two looks would be left to do the cleaner's work for ever.
+    pub(crate) fn learn_at_most(&mut self, age: Duration) {
+        if age < self.mean {
+            self.learn(age);
         }
     }
 

@@ -57,7 +57,9 @@ pub(crate) struct Failure {
 /// What one token's look gave.
 enum Look {
     Complete,
-    /// Failed, or its block is gone: not asked again, and nothing is known of when it ended.
+    /// Its block is gone, most likely to a taker who found it complete: it ended before this look.
+    Gone,
+    /// Failed, or its context has ended: not asked again, and nothing is known of when it ended.
     Over,
     Pending,
 }
@@ -102,8 +104,10 @@ impl Queues {
                     break;
                 }
                 // Of the heads that are found together only the first one was waited for.
-                if let (Look::Complete, false, Some(since)) = (seen, moved_on, queue.head_since) {
-                    queue.usual.learn(since.elapsed());
+                match (seen, queue.head_since) {
+                    (Look::Complete, Some(since)) if !moved_on => queue.usual.learn(since.elapsed()),
+                    (Look::Gone, Some(since)) if !moved_on => queue.usual.learn_at_most(since.elapsed()),
+                    _ => {}
                 }
                 moved_on = true;
                 queue.tokens.pop_front();
@@ -156,8 +160,8 @@ fn ask_followers_of_a_stuck_head(
 
 fn look(driver: &Driver, pending: &Pending, token: &Token, failed: &mut impl FnMut(Failure)) -> Look {
     if !pending.contains(token.class, token.id) {
-        // A taker harvested the block; its event may wait for something else by now.
-        return Look::Over;
+        // Its event may wait for something else by now.
+        return Look::Gone;
     }
     if token.context.is_gone() {
         // Its work ended with it, and the handle is nobody's, or another's.
@@ -177,5 +181,54 @@ fn look(driver: &Driver, pending: &Pending, token: &Token, failed: &mut impl FnM
             failed(Failure { class: token.class, id: token.id, context: token.context.clone(), error });
             Look::Over
         }
+    }
+}
+
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod tests {
+    use super::*;
+    use crate::block::Out;
+    use crate::contexts::Contexts;
+    use crate::driver::with_relaxed_capture;
+    use crate::events;
+    use crate::pages::Pages;
+    use crate::pending::Stage;
+    use crate::size_class::Classes;
+    use crate::stream::sealed::AsStreamRef;
+
+    #[test]
+    fn what_a_taker_found_complete_makes_the_next_one_expected_sooner() {
+        let sim = crate::sim::Sim::new();
+        let (device, driver) = (sim.context(0), sim.driver());
+        device.bind();
+        let (stream, contexts, class) = (device.stream(), Contexts::default(), SizeClass::of(1).unwrap());
+        stream.hold();
+        let pending = Pending::new(Classes::POWERS_OF_TWO);
+        let mut queues = Queues::default();
+        let mut block = Out::fresh(Pages::map(class.bytes()).unwrap(), class);
+        stream.with_stream_ref(|stream| {
+            let context = contexts.of_stream(&driver, stream);
+            let recorded = events::record(&driver, context, None, stream, None);
+            block.add_use(recorded.unwrap_or_else(|_| panic!("the device records")));
+        });
+        let (block, id) = (block.give_back(0, None, 0, 0), pending.reserve_id());
+        queues.add(&block, id);
+        pending.insert_as(id, Stage::Waiting(1), block);
+        let usual = Duration::from_secs(3);
+        queues.streams[0].usual.learn(usual);
+        let expected = queues.streams[0].usual.nap_at(Duration::ZERO);
+        let mut poll = || {
+            with_relaxed_capture(&driver, || queues.poll(&driver, &pending, |_| panic!("nothing fails")));
+            (queues.nap(), queues.streams[0].usual.nap_at(Duration::ZERO))
+        };
+        let (nap, _) = poll();
+        assert!(nap.is_some(), "its stream is held");
+        stream.release();
+        sim.run_until_idle();
+        let block = pending.remove(class, id).expect("a taker finds it");
+        let (nap, expected_now) = poll();
+        assert_eq!(nap, None);
+        assert!(expected_now < expected, "after {expected_now:?}, as if it had been pending all the time");
+        block.quarantine();
     }
 }

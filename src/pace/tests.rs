@@ -86,8 +86,9 @@ impl World {
                     self.shelf += 1;
                 }
             }
-            if let (Some(false), Some(since_us)) = (first, stream.since_us) {
-                stream.usual.learn(Duration::from_micros(self.now_us - since_us));
+            if let (Some(harvested), Some(since_us)) = (first, stream.since_us) {
+                let age = Duration::from_micros(self.now_us - since_us);
+                if harvested { stream.usual.learn_at_most(age) } else { stream.usual.learn(age) }
             }
             if stream.waits.is_empty() {
                 stream.since_us = None;
@@ -109,7 +110,12 @@ impl World {
 
 /// A second of it, the first fifth left out.
 fn run(rhythm: &Rhythm) -> Cost {
-    let streams = (0..rhythm.streams).map(|_| Stream::default()).collect();
+    run_after(rhythm, Usual::default())
+}
+
+/// As [`run`], with what was learned of the streams before.
+fn run_after(rhythm: &Rhythm, usual: Usual) -> Cost {
+    let streams = (0..rhythm.streams).map(|_| Stream { usual, ..Stream::default() }).collect();
     let mut world = World { now_us: 0, taken: 0, shelf: 0, harvests: 0, inbox: Vec::new(), streams };
     let mut idle = IdleNaps::default();
     let mut is_idle = false;
@@ -177,6 +183,40 @@ fn a_quick_caller_makes_the_cleaner_look_sooner_and_not_more_often_than_it_pays(
     assert_costs(200, &[100], 1, (1.3, 70.0, 0.35));
     assert_costs(300, &[40], 1, (2.0, 70.0, 0.35));
     assert_costs(200, &[500], 4, (2.4, 50.0, 0.2));
+}
+
+#[test]
+fn takers_who_come_between_two_looks_do_not_do_the_cleaners_work_for_ever() {
+    // The copies were long, and now each buffer is taken before it is expected back.
+    let usual = Usual { mean: Duration::from_millis(3), spread: Duration::from_micros(200) };
+    for (period_us, copies_us, streams) in
+        [(200, &[100], 1), (300, &[40], 1), (200, &[500], 4), (150, &[100], 2)]
+    {
+        let rhythm = Rhythm { period_us, copies_us, streams };
+        let (ever, after) = (run(&rhythm), run_after(&rhythm, usual));
+        // Half of them to all where nothing was learned of what takers found.
+        assert!(after.harvests <= ever.harvests + 0.1, "{after:?}, and {ever:?} without a past");
+    }
+}
+
+#[test]
+fn one_copy_that_hung_makes_few_others_late() {
+    let takes = Duration::from_micros(600);
+    let mut usual = Usual::default();
+    let late = |usual: &mut Usual| {
+        let mut age = Duration::ZERO;
+        while age < takes {
+            age += usual.nap_at(age).min(NAP_MAX) + Duration::from_micros(WAKE_US);
+        }
+        usual.learn(age);
+        age - takes
+    };
+    let much = Duration::from_micros(100);
+    (0..20).for_each(|_| _ = late(&mut usual));
+    assert!(late(&mut usual) < much);
+    usual.learn(Duration::from_secs(3600));
+    let count = (0..80).filter(|_| late(&mut usual) > much).count();
+    assert!(count <= 20, "{count} were found late after one that hung");
 }
 
 #[test]
