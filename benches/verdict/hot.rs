@@ -17,7 +17,12 @@ const KIB_64: usize = 64 << 10;
 const CLASSIC: &str = ClassicPool::NAME;
 /// As measured on a driver (`pytorch#78279`); recording an event that is there took 0.1 us.
 const EVENT_CREATION: Duration = Duration::from_nanos(2400);
+/// The floor of a record that asks whether the stream captures.
+const TWO_CALLS: &str = "the device's two calls alone";
 const RMW: &str = "two atomic RMWs";
+
+/// `CU_EVENT_DISABLE_TIMING`.
+const EVENT_FLAGS: u32 = 2;
 
 /// The longer pause.
 const LONG_PAUSE: Duration = Duration::from_millis(2);
@@ -71,6 +76,7 @@ pub fn add(suite: &mut Suite) {
         vec![
             (Pinpool::NAME, Box::new(move || records::<Pinpool>(effort, Duration::ZERO))),
             (CLASSIC, Box::new(move || records::<ClassicPool>(effort, Duration::ZERO))),
+            (TWO_CALLS, Box::new(move || device_calls_alone(effort))),
         ],
     );
     // For information, with no bar: what keeping the events saves where making one costs what it does on a driver.
@@ -202,6 +208,26 @@ fn records<S: Subject>(effort: Effort, event_create_cost: Duration) -> Vec<f64> 
     let rig = Rig::with(Sim::builder().zero_cost().event_create_cost(event_create_cost));
     let subject: S = rows::warmed(&rig, KIB_64);
     of_bursts(effort, |count| rows::record(&subject, &rig, KIB_64, count))
+}
+
+/// What a record asks of the device, without any pool: does the stream capture, and the record of an event.
+fn device_calls_alone(effort: Effort) -> Vec<f64> {
+    let rig = Rig::with(Sim::builder().zero_cost());
+    let (cuda, stream) = (rig.sim.cuda(), rig.stream.handle());
+    let new_event = |_| cuda.cu_event_create(EVENT_FLAGS).expect("an event");
+    let events: Vec<usize> = (0..BURST).map(new_event).collect();
+    of_bursts(effort, |_| {
+        // As before the records that it is compared with.
+        std::thread::sleep(Duration::from_millis(2));
+        let start = Instant::now();
+        for event in &events {
+            assert_eq!(cuda.cu_stream_is_capturing(black_box(stream)), Ok(0));
+            cuda.cu_event_record(black_box(*event), stream).expect("a record");
+        }
+        let elapsed = start.elapsed();
+        rig.stream.synchronize();
+        elapsed
+    })
 }
 
 /// Cycles of as many buffers as are warm, counted by the device.
