@@ -138,11 +138,17 @@ impl PinnedPool {
 
     /// Where [`Self::hit`] found nothing. The shelf that it looked at is not looked at again.
     fn take_otherwise(&self, min_size: usize) -> Result<PinnedBuffer, Error> {
-        if self.is_inherited() || self.rounding.of_hit(min_size).is_none() {
+        if self.is_inherited() {
             return self.take_rounded(min_size, true);
         }
-        let (class, len) = self.rounding.of_any(min_size)?;
-        self.take_slow(class, len, true)
+        if let Some((class, len)) = self.rounding.of_hit(min_size) {
+            return self.take_slow(class, len, true);
+        }
+        let (class, len) = self.rounding.of_finer(min_size)?;
+        match self.door.pop(class) {
+            Some((block, home)) => Ok(PinnedBuffer::new(home, block.hand_out(), len)),
+            None => self.take_slow(class, len, true),
+        }
     }
 
     /// A buffer whose `len()` is exactly `len`; its memory is of the size class all the same.

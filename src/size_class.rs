@@ -137,9 +137,14 @@ impl Classes {
     ///
     /// Refused above `isize::MAX / 2`, before any arithmetic can overflow.
     pub(crate) fn of(self, bytes: usize) -> Result<(SizeClass, usize), Error> {
-        if let Some(found) = Rounding::of(self).of_hit(bytes) {
-            return Ok(found);
+        match Rounding::of(self).of_hit(bytes) {
+            Some(found) => Ok(found),
+            None => self.of_finer(bytes),
         }
+    }
+
+    /// As [`Self::of`], where [`Rounding::of_hit`] gave nothing.
+    fn of_finer(self, bytes: usize) -> Result<(SizeClass, usize), Error> {
         if bytes > BYTES_MAX {
             return Err(Error::TooLarge { bytes });
         }
@@ -190,6 +195,11 @@ impl Rounding {
         let len = bytes.next_power_of_two();
         let index = len.max(page_bytes()).trailing_zeros() as usize;
         Some((SizeClass::new(index, self.classes), len))
+    }
+
+    /// As [`Classes::of`], where [`Self::of_hit`] gave nothing.
+    pub(crate) fn of_finer(self, bytes: usize) -> Result<(SizeClass, usize), Error> {
+        self.classes.of_finer(bytes)
     }
 
     /// As [`Classes::of`].
