@@ -2,7 +2,7 @@
 
 use crate::source::Source;
 
-/// The files of `src/` that may hold `unsafe`; what each is trusted with stands in `docs/architecture.md`.
+/// The files of `src/` that may hold `unsafe`; each says at its top what it is trusted with.
 const UNSAFE_FILES: &[&str] = &[
     "src/pages.rs",
     "src/pages/system/linux.rs",
