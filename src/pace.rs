@@ -18,24 +18,30 @@ const IDLE_NAP_MIN: Duration = Duration::from_micros(200);
 /// one that hung for a minute would have the next fifty found late.
 const REMEMBERED_MAX: Duration = Duration::from_millis(32);
 
-/// How long the heads of one stream are seen pending, and how far they are from it: averages of the last few. Zero when
-/// nothing is known.
+/// When the heads of one stream are found complete, counted from when they are first seen, and how far they are from
+/// it: averages of the last few. Zero when nothing is known.
+///
+/// What counts is not when a look found it but when that look was meant to be: waking up takes its time, and were
+/// that learned too, every look would be later than the one before it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Usual {
     mean: Duration,
     spread: Duration,
+    /// The age at which the present head is to be looked at.
+    aim: Option<Duration>,
 }
 
 impl Usual {
-    /// A head was found complete at this age. That is a little late, and so is what comes of it; so the first look
-    /// is before it.
+    /// A head was found complete at this age.
     pub(crate) fn learn(&mut self, age: Duration) {
-        let age = age.min(REMEMBERED_MAX);
+        let end = self.aim.take().map_or(age, |aim| aim.min(age)).min(REMEMBERED_MAX);
         if self.mean.is_zero() {
-            *self = Self { mean: age, spread: age / 8 };
+            (self.mean, self.spread) = (end, end / 8);
         } else {
-            self.spread = (self.spread * 3 + age.abs_diff(self.mean)) / 4;
-            self.mean = (self.mean * 3 + age) / 4;
+            // Half of the shortest nap is as exact as it gets.
+            let error = end.abs_diff(self.mean).saturating_sub(NAP_MIN / 2);
+            self.spread = (self.spread * 3 + error) / 4;
+            self.mean = (self.mean * 3 + end) / 4;
         }
     }
 
@@ -45,24 +51,30 @@ impl Usual {
         if age < self.mean {
             self.learn(age);
         }
+        self.aim = None;
     }
 
     /// How long not to look at a head that has been pending for so long.
     ///
     /// Up to shortly before the usual end, then in steps that are as small as the ends are regular, and after the
     /// usual end in proportion to the age; where none is known, in proportion to the age from the start.
-    pub(crate) fn nap_at(&self, age: Duration) -> Duration {
-        let in_proportion = NAP_MIN.max(age / 8);
+    pub(crate) fn nap_at(&mut self, age: Duration) -> Duration {
+        let nap = self.wait_at(age).clamp(NAP_MIN, NAP_MAX);
+        self.aim = Some(age + nap);
+        nap
+    }
+
+    fn wait_at(&self, age: Duration) -> Duration {
         if self.mean.is_zero() {
-            return in_proportion;
+            return age / 8;
         }
         let finest = NAP_MIN.max(self.mean / 64);
         let lead = finest.max(self.spread * 2);
         let step = finest.max(self.spread / 2);
         match self.mean.saturating_sub(lead).checked_sub(age) {
-            Some(left) if !left.is_zero() => left.max(NAP_MIN),
+            Some(left) if !left.is_zero() => left,
             _ if age <= self.mean + lead => step,
-            _ => step.max(in_proportion),
+            _ => step.max(age / 8),
         }
     }
 }

@@ -129,9 +129,9 @@ impl Queues {
     }
 
     /// How long to sleep until the next look; `None` when nothing is waited for.
-    pub(crate) fn nap(&self) -> Option<Duration> {
-        let waiting = self.streams.iter().filter(|queue| !queue.tokens.is_empty());
-        let nap = |queue: &StreamQueue| {
+    pub(crate) fn nap(&mut self) -> Option<Duration> {
+        let waiting = self.streams.iter_mut().filter(|queue| !queue.tokens.is_empty());
+        let nap = |queue: &mut StreamQueue| {
             queue.usual.nap_at(queue.head_since.map_or(Duration::ZERO, |since| since.elapsed()))
         };
         waiting.map(nap).min()

@@ -18,7 +18,7 @@ impl Cleaner {
         let comes_back = self.release.has_backlog() || self.contexts.has_backlog() || self.is_ending();
         if let Some(nap) = self.queues.nap() {
             self.idle_since = None;
-            self.home.bell.nap(nap.clamp(NAP_MIN, longest));
+            self.home.bell.nap(nap.min(longest));
         } else if comes_back || self.home.sleepers.any() {
             self.home.bell.nap(longest);
         } else {
