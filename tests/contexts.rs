@@ -4,7 +4,7 @@ mod common;
 
 use common::{KIB, Rig, copy_to_device, in_time, locked_bytes, pattern};
 use pinpool::sim::{Fault, Sim, SimBuffer, SimContext, SimStream};
-use pinpool::{PinnedBuffer, PinnedPool};
+use pinpool::{Error, PinnedBuffer, PinnedPool};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -183,4 +183,45 @@ fn a_pool_that_did_nothing_gives_back_what_the_builder_taught_it() {
     drop((stream, context, pool));
     let released = in_time(|| !sim.cuda().cu_device_primary_ctx_get_state(0).unwrap().1);
     assert!(released, "the pool kept a retain");
+}
+
+/// A context that the pool knows from nothing but the drop, with a copy in it that nobody recorded.
+fn is_waited_for_where_only_the_dropping_thread_has_the_context(before_drop: impl FnOnce(&mut PinnedBuffer)) {
+    let rig = Rig::new();
+    let cuda = rig.sim.cuda();
+    rig.shelve(LEN, 1);
+    // A context that is no primary one and was never shown to the pool.
+    let context = cuda.cu_ctx_create(0, 0).unwrap();
+    let stream = cuda.cu_stream_create(1).unwrap();
+    let mut buffer = rig.pool.take(LEN);
+    let address = buffer.as_ptr();
+    rig.sim.hold(stream);
+    rig.sim.stall(stream, Duration::ZERO);
+    before_drop(&mut buffer);
+    drop(buffer);
+    assert!(!rig.pool.drain(Duration::from_millis(50)), "not waited for");
+    assert_ne!(rig.pool.take(LEN).as_ptr(), address);
+    rig.sim.release(stream);
+    rig.drain();
+    rig.drain();
+    assert!(rig.pool.shutdown().completed);
+    cuda.cu_stream_destroy(stream).unwrap();
+    cuda.cu_ctx_destroy(context).unwrap();
+    rig.context.bind();
+    rig.finish();
+}
+
+#[test]
+fn a_forgotten_use_in_a_context_that_only_the_dropping_thread_has_is_waited_for() {
+    is_waited_for_where_only_the_dropping_thread_has_the_context(|_| ());
+}
+
+/// The refusal teaches no context.
+#[test]
+fn a_use_whose_record_was_refused_in_a_context_that_only_the_dropping_thread_has_is_waited_for() {
+    let elsewhere = Sim::new();
+    let stream = elsewhere.context(0).stream();
+    is_waited_for_where_only_the_dropping_thread_has_the_context(|buffer| {
+        assert!(matches!(buffer.record_last_use(&stream), Err(Error::ForeignStream { .. })));
+    });
 }

@@ -351,6 +351,31 @@ fn a_pool_of_another_driver_takes_cudarcs_copies_too() {
     rig.finish();
 }
 
+/// It may be the same device under another name.
+#[test]
+fn what_cudarc_copied_from_a_pool_of_another_driver_waits_for_everything_besides_its_record() {
+    let rig = Rig::new(Mode::Tracked);
+    let mut device = rig.device(LEN);
+    let sim = pinpool::sim::Sim::new();
+    let context = sim.context(0);
+    context.bind();
+    let (stream, other) = (context.stream(), context.stream());
+    let pool = PinnedPool::builder().driver(sim.driver()).build().unwrap();
+    let mut buffer = pool.take_pinned(LEN).unwrap();
+    rig.stream.memcpy_htod(&buffer, &mut device).unwrap();
+    buffer.record_last_use(&stream).unwrap();
+    sim.run_until_idle();
+    other.hold();
+    sim.stall(other.handle(), Duration::ZERO);
+    drop(buffer);
+    let early = pool.drain(Duration::from_millis(50));
+    other.release();
+    assert!(!early, "what was recorded answers for nothing else");
+    assert!(pool.drain(Duration::from_secs(60)) && pool.shutdown().completed);
+    drop(device);
+    rig.finish();
+}
+
 #[test]
 fn a_note_that_no_record_covers_is_waited_for_after_the_drop() {
     let rig = Rig::new(Mode::Untracked);

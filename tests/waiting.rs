@@ -124,32 +124,6 @@ fn without_a_record_every_known_context_is_waited_for() {
 }
 
 #[test]
-fn a_forgotten_use_in_a_context_that_only_the_dropping_thread_has_is_waited_for() {
-    let sim = Sim::new();
-    let rig = Rig::with(sim, |builder| builder);
-    let cuda = rig.sim.cuda();
-    rig.shelve(LEN, 1);
-    // A context that is no primary one and was never shown to the pool.
-    let context = cuda.cu_ctx_create(0, 0).unwrap();
-    let stream = cuda.cu_stream_create(1).unwrap();
-    let buffer = rig.pool.take(LEN);
-    let address = buffer.as_ptr();
-    rig.sim.hold(stream);
-    rig.sim.stall(stream, std::time::Duration::ZERO);
-    drop(buffer);
-    assert!(!rig.pool.drain(std::time::Duration::from_millis(50)), "not waited for");
-    assert_ne!(rig.pool.take(LEN).as_ptr(), address);
-    rig.sim.release(stream);
-    rig.drain();
-    rig.drain();
-    assert!(rig.pool.shutdown().completed);
-    cuda.cu_stream_destroy(stream).unwrap();
-    cuda.cu_ctx_destroy(context).unwrap();
-    rig.context.bind();
-    rig.finish();
-}
-
-#[test]
 fn a_pageable_buffer_waits_for_its_records_too() {
     let rig = Rig::new();
     let stream = rig.context.stream();

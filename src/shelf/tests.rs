@@ -1,5 +1,7 @@
 //! What a block on a shelf keeps alive.
 
+mod random;
+
 use super::*;
 use crate::block::Out;
 #[cfg(feature = "sim")]
@@ -8,6 +10,7 @@ use crate::driver::Driver;
 #[cfg(feature = "sim")]
 use crate::driver::{ContextHandle, with_relaxed_capture};
 use crate::pages::Pages;
+use crate::sync::thread;
 use std::time::Duration;
 
 fn ready() -> Ready {
@@ -139,4 +142,31 @@ fn room_that_nobody_lies_on_is_used_before_anything_is_evicted() {
     for block in out {
         block.retire().release(&Driver::host_only());
     }
+}
+
+#[test]
+fn while_somebody_adds_up_what_is_pooled_no_class_gets_more_room() {
+    let owner = Arc::new(());
+    let class = SizeClass::of(1).unwrap();
+    let (counts, clock) = (Arc::new(Counts::default()), Arc::new(Clock::default()));
+    let shelf = Shelf::new(2 * class.bytes(), counts, clock, Arc::downgrade(&owner));
+    let push = |block| assert!(matches!(shelf.push(block, owner.clone(), |_| ()), Placed::Kept));
+    push(ready());
+    // A push that needs none waits for nobody.
+    let one = shelf.pop(class).expect("a block").0;
+    shelf.while_within_the_cap(|| push(one));
+    let (say, said) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        shelf.while_within_the_cap(|| {
+            scope.spawn(|| {
+                push(ready());
+                say.send(()).unwrap();
+            });
+            assert!(
+                said.recv_timeout(Duration::from_millis(50)).is_err(),
+                "a sum of before and after is of no moment"
+            );
+        });
+    });
+    shelf.trim_to(0, |block| _ = block.retire().release(&Driver::host_only()));
 }
