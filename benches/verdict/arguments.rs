@@ -3,6 +3,17 @@
 use crate::table::Effort;
 use std::path::PathBuf;
 
+/// What `--help` prints.
+pub const USAGE: &str = "\
+cargo bench --bench verdict [-- OPTIONS] [a part of the rows' names]
+  --quick          few samples, about a minute; fails on a wrong answer only
+  --json           a list of objects instead of the table
+  --repeat N       so many runs, each a process of its own, and their medians
+  --against PATH   pinpool's numbers with another build of this bench and with this one, by turns
+  --help           this text
+Exits with 0 when every bar is met, 1 when one is missed (never with --quick or --against), 2 for a command line
+that makes no sense.";
+
 /// What was asked for.
 pub struct Arguments {
     pub effort: Effort,
@@ -16,11 +27,13 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// What begins with two dashes and is not known is somebody else's: cargo and the test runner have options too.
+    /// Under `cargo test` an option that is not known is the test runner's; under `cargo bench` it is a mistake, and a run
+    /// of minutes is no answer to it.
     pub fn read(arguments: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut read =
             Self { effort: Effort::Once, wanted: String::new(), as_json: false, repeat: 0, against: None };
         let (mut is_bench, mut is_quick, mut is_test) = (false, false, false);
+        let mut unknown = None;
         let mut arguments = arguments;
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
@@ -39,9 +52,12 @@ impl Arguments {
                     read.against =
                         Some(path.ok_or("--against wants the path of another build of this bench")?);
                 }
-                option if option.starts_with("--") => {}
+                option if option.starts_with('-') => unknown = Some(argument),
                 _ => read.wanted = argument,
             }
+        }
+        if let Some(unknown) = unknown.filter(|_| is_bench) {
+            return Err(format!("there is no option {unknown}\n\n{USAGE}"));
         }
         read.effort = match () {
             () if is_test || !is_bench => Effort::Once,

@@ -245,7 +245,10 @@ fn the_command_line() {
         "--against",
         "--against --quick",
         "--against nowhere",
+        "--bench --nonsense",
+        "--bench -q",
     ] {
         assert!(read(line).is_err(), "{line}");
     }
+    assert!(read("--nocapture -q").is_ok(), "the test runner's own");
 }

@@ -149,7 +149,8 @@ pub fn add(suite: &mut Suite) {
         ],
     );
     suite.note(
-        "Hot: the pool's thread runs on the caller's core, so that what it puts on a shelf lies in the caller's caches.          On another core, every block and every slot of a queue comes from that core's caches: the row behind it."
+        "Hot: the pool's thread runs on the caller's core, so that what it puts on a shelf lies in the caller's caches. \
+         On another core, every block and every slot of a queue comes from that core's caches: the row behind it."
             .into(),
     );
     suite.note(

@@ -75,6 +75,10 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<ExitCode, String> {
+    if std::env::args().any(|argument| argument == "--help") {
+        println!("{}", arguments::USAGE);
+        return Ok(ExitCode::SUCCESS);
+    }
     let arguments = Arguments::read(std::env::args().skip(1))?;
     if arguments.effort == Effort::Once {
         check::all();
@@ -88,6 +92,9 @@ fn run() -> Result<ExitCode, String> {
         return Ok(ExitCode::SUCCESS);
     }
     let suite = if arguments.repeat > 0 { turns::repeated(&arguments)? } else { measured(&arguments) };
+    if suite.rows.is_empty() {
+        return Err(format!("no row has {:?} in its name", arguments.wanted));
+    }
     let json = report::as_json(&suite);
     if arguments.as_json {
         println!("{json}");
@@ -122,6 +129,6 @@ fn measured(arguments: &Arguments) -> Suite {
     memory::add(&mut suite);
     #[cfg(target_os = "linux")]
     fork::add(&mut suite);
-    suite.note("Medians; between brackets the least and the greatest ratio of a turn.".into());
+    suite.note("The ratio is of the medians; between brackets the least and the greatest of a turn, so it may lie outside.".into());
     suite
 }

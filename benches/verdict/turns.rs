@@ -129,11 +129,14 @@ fn run(binary: &Path, arguments: &Arguments) -> Result<String, String> {
     let quick = (arguments.effort == Effort::Quick).then_some("--quick");
     let wanted = Some(arguments.wanted.as_str()).filter(|wanted| !wanted.is_empty());
     let options = ["--bench", "--json"].into_iter().chain(quick).chain(wanted);
-    let output = Command::new(binary).args(options).stderr(Stdio::inherit()).output();
+    let output = Command::new(binary).args(options).stderr(Stdio::piped()).output();
     let output = output.map_err(|error| format!("{}: {error}", binary.display()))?;
     match output.status.code() {
         Some(0 | 1) => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        _ => Err(format!("{}: {}", binary.display(), output.status)),
+        _ => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(format!("{}: {}\n{said}", binary.display(), output.status))
+        }
     }
 }
 

@@ -137,7 +137,7 @@ impl PoolBuilder {
     /// each page is faulted in when it is first written.
     ///
     /// That moves the cost from the first fill to the take: some ten milliseconds for 64 MiB. Both together get a fifth
-    /// cheaper or more on ordinary pages, and no cheaper or dearer on huge ones, where a fill finds the lines that were
+    /// cheaper or more on ordinary pages, and no cheaper and up to twice as dear on huge ones, where a fill finds the lines that were
     /// zeroed right before it warm. So it pays where the fill is the part that must not be slow, or is done by a system
     /// call (`read` into the buffer), and not where little of the buffer is written. `prewarm` makes misses go away instead.
     pub fn prefault_misses(mut self, on: bool) -> Self {

@@ -6,7 +6,7 @@ use crate::stats::Stats;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
-    /// Whether all threads ended in time.
+    /// Whether all threads ended in time; true also where memory had to be leaked, which `quarantined_bytes` says.
     pub completed: bool,
     /// Blocks unregistered by this shutdown.
     pub unregistered_buffers: u64,
