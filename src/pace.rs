@@ -54,6 +54,11 @@ impl Usual {
         self.aim = None;
     }
 
+    #[cfg(test)]
+    pub(crate) fn mean(&self) -> Duration {
+        self.mean
+    }
+
     /// How long not to look at a head that has been pending for so long.
     ///
     /// Up to shortly before the usual end, then in steps that are as small as the ends are regular, and after the
