@@ -196,39 +196,102 @@ mod tests {
     use crate::size_class::Classes;
     use crate::stream::sealed::AsStreamRef;
 
+    /// A held stream, and blocks that wait for it.
+    struct Waiting {
+        sim: crate::sim::Sim,
+        driver: Driver,
+        stream: crate::sim::SimStream,
+        pending: Pending,
+        queues: Queues,
+        ids: Vec<EntryId>,
+    }
+
+    impl Waiting {
+        fn of(blocks: usize) -> Self {
+            let sim = crate::sim::Sim::new();
+            let (device, driver) = (sim.context(0), sim.driver());
+            device.bind();
+            let (stream, contexts) = (device.stream(), Contexts::default());
+            stream.hold();
+            let (pending, mut queues) = (Pending::new(Classes::POWERS_OF_TWO), Queues::default());
+            let mut wait = |_| {
+                let mut block = Out::fresh(Pages::map(class().bytes()).unwrap(), class());
+                stream.with_stream_ref(|stream| {
+                    let context = contexts.of_stream(&driver, stream);
+                    let recorded = events::record(&driver, context, None, stream, None);
+                    block.add_use(recorded.unwrap_or_else(|_| panic!("the device records")));
+                });
+                let (block, id) = (block.give_back(0, None, 0, 0), pending.reserve_id());
+                queues.add(&block, id);
+                pending.insert_as(id, Stage::Waiting(1), block);
+                id
+            };
+            let ids = (0..blocks).map(&mut wait).collect();
+            let mut all = Self { sim, driver, stream, pending, queues, ids };
+            all.queues.streams[0].usual.learn(Duration::from_millis(30));
+            assert!(all.poll().is_some(), "its stream is held");
+            // As if no time had passed since, however slow this machine is.
+            all.queues.streams[0].head_since = Some(Instant::now() + Duration::from_secs(3600));
+            all
+        }
+
+        fn poll(&mut self) -> Option<Duration> {
+            let Self { queues, driver, pending, .. } = self;
+            with_relaxed_capture(driver, || queues.poll(driver, pending, |_| panic!("nothing fails")));
+            queues.nap()
+        }
+
+        fn usual(&self) -> Duration {
+            self.queues.streams[0].usual.mean()
+        }
+
+        fn end(self) {
+            for id in self.ids {
+                self.pending.remove(class(), id).into_iter().for_each(Returned::quarantine);
+            }
+        }
+    }
+
+    fn class() -> SizeClass {
+        SizeClass::of(1).unwrap()
+    }
+
     #[test]
     fn what_a_taker_found_complete_makes_the_next_one_expected_sooner() {
-        let sim = crate::sim::Sim::new();
-        let (device, driver) = (sim.context(0), sim.driver());
-        device.bind();
-        let (stream, contexts, class) = (device.stream(), Contexts::default(), SizeClass::of(1).unwrap());
-        stream.hold();
-        let pending = Pending::new(Classes::POWERS_OF_TWO);
-        let mut queues = Queues::default();
-        let mut block = Out::fresh(Pages::map(class.bytes()).unwrap(), class);
-        stream.with_stream_ref(|stream| {
-            let context = contexts.of_stream(&driver, stream);
-            let recorded = events::record(&driver, context, None, stream, None);
-            block.add_use(recorded.unwrap_or_else(|_| panic!("the device records")));
-        });
-        let (block, id) = (block.give_back(0, None, 0, 0), pending.reserve_id());
-        queues.add(&block, id);
-        pending.insert_as(id, Stage::Waiting(1), block);
-        queues.streams[0].usual.learn(Duration::from_millis(30));
-        let expected = queues.streams[0].usual.mean();
-        let poll = |queues: &mut Queues| {
-            with_relaxed_capture(&driver, || queues.poll(&driver, &pending, |_| panic!("nothing fails")));
-            queues.nap()
-        };
-        assert!(poll(&mut queues).is_some(), "its stream is held");
-        stream.release();
-        sim.run_until_idle();
-        let block = pending.remove(class, id).expect("a taker finds it");
-        // As if no time had passed since, however slow this machine is.
-        queues.streams[0].head_since = Some(Instant::now() + Duration::from_secs(3600));
-        assert_eq!(poll(&mut queues), None);
-        let now = queues.streams[0].usual.mean();
+        let mut waiting = Waiting::of(1);
+        let expected = waiting.usual();
+        waiting.stream.release();
+        waiting.sim.run_until_idle();
+        waiting.pending.remove(class(), waiting.ids[0]).expect("a taker finds it").quarantine();
+        assert_eq!(waiting.poll(), None);
+        let now = waiting.usual();
         assert!(now < expected, "{now:?}, as if it had been pending all the time");
-        block.quarantine();
+        waiting.end();
+    }
+
+    #[test]
+    fn of_those_that_are_found_together_only_the_first_was_waited_for() {
+        let (mut one, mut three) = (Waiting::of(1), Waiting::of(3));
+        for waiting in [&mut one, &mut three] {
+            waiting.stream.release();
+            waiting.sim.run_until_idle();
+            assert_eq!(waiting.poll(), None);
+        }
+        assert_eq!(one.usual(), three.usual());
+        one.end();
+        three.end();
+    }
+
+    #[test]
+    fn the_next_head_is_waited_for_since_it_became_the_head() {
+        let mut waiting = Waiting::of(2);
+        waiting.stream.release();
+        assert!(waiting.sim.step());
+        assert!(waiting.poll().is_some(), "the second one is pending");
+        assert_eq!(waiting.queues.streams[0].tokens.len(), 1);
+        assert!(waiting.queues.streams[0].head_since.is_some_and(|since| since <= Instant::now()));
+        waiting.sim.run_until_idle();
+        assert_eq!(waiting.poll(), None);
+        waiting.end();
     }
 }

@@ -237,6 +237,21 @@ fn a_steady_caller_costs_the_cleaner_few_wake_ups() {
     rig.finish();
 }
 
+#[test]
+#[cfg(target_os = "linux")]
+fn with_nothing_to_do_the_cleaner_soon_wakes_up_no_more() {
+    const NAME: &str = "no-wake-ups";
+    let rig = Rig::with(pinpool::sim::Sim::new(), |builder| builder.thread_name(NAME));
+    rig.shelve(LEN, 2);
+    // Napping on a timer it would have done so a hundred times.
+    until("it sleeps", || {
+        let before = wake_ups(NAME);
+        std::thread::sleep(Duration::from_millis(50));
+        wake_ups(NAME) == before
+    });
+    rig.finish();
+}
+
 /// How often threads of that name have gone to sleep.
 #[cfg(target_os = "linux")]
 fn wake_ups(name: &str) -> u64 {

@@ -121,6 +121,20 @@ mod tests {
     }
 
     #[test]
+    fn a_caller_who_comes_after_a_long_silence_says_nothing_about_the_first_nap() {
+        let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
+        let mut cleaner = Cleaner::new(home.clone());
+        home.bell.attach();
+        let first = IdleNaps::default().next();
+        (0..3).for_each(|_| cleaner.rest_idle());
+        cleaner.idle_since = Instant::now().checked_sub(AWAKE_WHILE_IDLE);
+        // There is no bell to hear, so it does not sleep for long.
+        cleaner.rest_idle();
+        cleaner.idle_naps.end(home.pending.harvests());
+        assert_eq!(cleaner.idle_naps.next(), first);
+    }
+
+    #[test]
     fn an_order_to_stop_is_waited_for_with_naps_and_not_asleep() {
         let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
         let cleaner = Cleaner::new(home.clone());
