@@ -114,7 +114,12 @@ pub fn a_lowered_cap_is_obeyed_when_the_call_returns() {
         shelves.push(class);
         let pusher = {
             let shelves = shelves.clone();
-            thread::spawn(move || shelves.push(class))
+            thread::spawn(move || {
+                shelves.push(class);
+                let cap_bytes = shelves.shelf.cap_bytes();
+                let pooled_bytes = shelves.shelf.while_within_the_cap(|| shelves.shelf.pooled_bytes());
+                assert!(pooled_bytes <= cap_bytes, "whoever reads both sees {pooled_bytes} of {cap_bytes}");
+            })
         };
         shelves.shelf.set_cap(1, free);
         assert!(shelves.shelf.pooled_bytes() <= 1, "the call has returned");
