@@ -1,9 +1,15 @@
 //! A caller that leaks its guards harms nobody but itself.
+#![allow(unsafe_code)] // A driver of functions that are passed in, of which one panics.
 
 mod common;
 
-use common::{KIB, Rig, all_zero};
+use common::{KIB, PATIENCE, Rig, all_zero};
+use pinpool::PinnedPool;
+use pinpool::driver::{Driver, EntryPoints};
 use pinpool::sim::Sim;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const LEN: usize = 64 * KIB;
@@ -56,4 +62,40 @@ fn more_leaked_than_the_cap_leaves_the_others_page_locked() {
     }
     rig.assert_balanced();
     assert!(rig.pool.shutdown().completed);
+}
+
+/// It must not happen; where it does, nothing is given back that the device may use, and nothing twice.
+#[test]
+fn a_buffer_in_whose_drop_something_panics_is_leaked_once_and_counts_as_out() {
+    let (is_broken, unlocked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let unlock = {
+        let unlocked = unlocked.clone();
+        move |_| {
+            unlocked.fetch_add(1, Ordering::SeqCst);
+            0
+        }
+    };
+    let current = {
+        let is_broken = is_broken.clone();
+        move || {
+            assert!(!is_broken.load(Ordering::SeqCst), "on purpose");
+            1
+        }
+    };
+    let table = EntryPoints::new(|| 0, |_, _| 0, unlock, |_| None).current_context(current).synchronize(|| 0);
+    // SAFETY: there is no device that could reach anything. That it panics is what this is about.
+    let driver = unsafe { Driver::from_entry_points(table) };
+    let pool = PinnedPool::builder().driver(driver).build().unwrap();
+    let buffer = pool.take_pinned(LEN).unwrap();
+    let address = buffer.as_ptr();
+    is_broken.store(true, Ordering::SeqCst);
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(buffer))).is_err());
+    is_broken.store(false, Ordering::SeqCst);
+    let others = [(); 10].map(|()| pool.take_pinned(LEN).unwrap());
+    assert!(others.iter().all(|other| other.as_ptr() != address));
+    drop(others);
+    assert!(pool.drain(PATIENCE) && pool.shutdown().completed);
+    let stats = pool.stats();
+    assert!(stats.is_balanced(), "{stats:#?}");
+    assert_eq!((stats.checked_out_buffers, unlocked.load(Ordering::SeqCst)), (1, 10), "{stats}");
 }

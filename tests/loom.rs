@@ -63,8 +63,8 @@ models! {
     the_cap_holds_at_every_moment;
 
     /// `Shelf::set_cap` evicts before it takes the lock: "the call has returned", and the shelf is too full. An evicted
-    /// block's reference to the owner is not taken over: "references to the owner". It sets the cap before it takes the lock to evict:
-    /// "whoever reads both".
+    /// block's reference to the owner is not taken over: "references to the owner". The cap is set before the lock to evict
+    /// is taken: "whoever reads both".
     a_lowered_cap_is_obeyed_when_the_call_returns;
 
     /// `Shelf::set_cap` does not take back what is allotted, or takes it back without the lock of the class: "what is
