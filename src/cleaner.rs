@@ -25,7 +25,7 @@ use crate::lanes::{
     ContextVerdict, Lane, Registered, ReleaseJob, context_lane, relax_captures, release_lane, retire,
 };
 use crate::os::tune_background_thread;
-use crate::pace::IdleNaps;
+use crate::pace::{IdleNaps, NAP_MIN};
 use crate::pending::Stage;
 use crate::queues::{Failure, Queues};
 use crate::report::{Kind, Why, micros, say, say_failure};
@@ -55,6 +55,9 @@ struct Cleaner {
     relaxed: bool,
     idle_since: Option<Instant>,
     idle_naps: IdleNaps,
+    /// Something had been returned when this pass looked.
+    had_arrivals: bool,
+    ingested_at: Instant,
     ageing: Ageing,
     next_backlog_look: Instant,
     backlog_said: bool,
@@ -92,6 +95,8 @@ impl Cleaner {
             relaxed: false,
             idle_since: None,
             idle_naps: IdleNaps::default(),
+            had_arrivals: false,
+            ingested_at: Instant::now(),
             ageing: Ageing::new(&home),
             next_backlog_look: home.clock.now(),
             backlog_said: false,
@@ -119,6 +124,7 @@ impl Cleaner {
     fn pass(&mut self) {
         // What is shelved now came now, however long the sleep before it was.
         self.home.clock.tick();
+        self.had_arrivals = false;
         self.relaxed = self.relaxed || relax_captures(&self.home);
         self.look_around();
         while let Some(block) = self.home.pending.pop_done() {
@@ -154,6 +160,12 @@ impl Cleaner {
         if !self.home.inbox.has_arrivals() {
             return;
         }
+        let now = Instant::now();
+        if self.had_arrivals && now.saturating_duration_since(self.ingested_at) < NAP_MIN {
+            return;
+        }
+        self.ingested_at = now;
+        self.had_arrivals = true;
         self.idle_since = None;
         self.idle_naps.end(self.home.pending.harvests());
         let home = self.home.clone();
@@ -165,7 +177,12 @@ impl Cleaner {
         }
         for class in flagged {
             home.pending.begin_move(class);
-            while let Some(block) = home.pending.pop_unsorted(class).or_else(|| home.inbox.pop(class)) {
+            while let Some(block) = home.pending.pop_unsorted(class) {
+                self.sort(block);
+            }
+            // No more than there are now: a quick caller would keep this thread here for ever.
+            for _ in 0..home.inbox.waiting(class) {
+                let Some(block) = home.inbox.pop(class) else { break };
                 self.sort(block);
             }
             home.pending.end_move(class);

@@ -88,6 +88,11 @@ impl<T> Inbox<T> {
         self.classes[class.index()].get()?.1.try_recv().ok()
     }
 
+    /// How many of the class wait, besides those in the overflow.
+    pub(crate) fn waiting(&self, class: SizeClass) -> usize {
+        self.classes[class.index()].get().map_or(0, |(_, receiver)| receiver.len())
+    }
+
     /// Whether a look is worth while.
     pub(crate) fn has_arrivals(&self) -> bool {
         self.arrivals.load(Ordering::SeqCst) != 0
@@ -241,6 +246,10 @@ mod shim {
 
         pub(super) fn is_empty(&self) -> bool {
             self.0.queue.lock().is_empty()
+        }
+
+        pub(super) fn len(&self) -> usize {
+            self.0.queue.lock().len()
         }
     }
 

@@ -12,6 +12,9 @@ const AWAKE_WHILE_IDLE: Duration = Duration::from_millis(100);
 impl Cleaner {
     pub(super) fn rest(&mut self) {
         if self.must_look() {
+            if self.is_raced() {
+                self.home.bell.nap(NAP_MIN);
+            }
             return;
         }
         let longest = self.home.sleepers.next_wake().map_or(NAP_MAX, |due| due.clamp(NAP_MIN, NAP_MAX));
@@ -47,6 +50,16 @@ impl Cleaner {
             || self.release.has_results()
             || self.contexts.has_results()
             || home.has_orders()
+    }
+
+    /// Whether callers return faster than it looks, and nothing else waits. Then it lets some gather: otherwise the two
+    /// would pass every block from core to core and back, and this thread would never sleep.
+    fn is_raced(&self) -> bool {
+        self.had_arrivals
+            && !self.release.has_results()
+            && !self.contexts.has_results()
+            && !self.home.has_orders()
+            && !self.is_ending()
     }
 
     /// Whether it is waiting for the end: looking again and again, with naps.
@@ -94,10 +107,12 @@ impl Cleaner {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::block::Out;
     use crate::config::Settings;
     use crate::driver::Driver;
     use crate::home::Home;
     use crate::pace::IdleNaps;
+    use crate::pages::Pages;
     use crate::size_class::SizeClass;
 
     #[test]
@@ -132,6 +147,33 @@ mod tests {
         cleaner.rest_idle();
         cleaner.idle_naps.end(home.pending.harvests());
         assert_eq!(cleaner.idle_naps.next(), first);
+    }
+
+    #[test]
+    fn what_a_quick_caller_returns_meanwhile_gathers_for_the_next_look() {
+        let home = Home::new(Driver::host_only(), Settings::default(), |_| None);
+        let mut cleaner = Cleaner::new(home.clone());
+        let class = SizeClass::of(1).unwrap();
+        let return_one = || {
+            let block = Out::fresh(Pages::map(class.bytes()).unwrap(), class).give_back(0, None, 0, 0);
+            home.inbox.push(class, block);
+        };
+        return_one();
+        cleaner.ingest();
+        return_one();
+        // As if no time had passed since, however slow this machine is.
+        cleaner.ingested_at = Instant::now() + Duration::from_secs(3600);
+        cleaner.ingest();
+        assert_eq!(home.inbox.waiting(class), 1, "taken from core to core, one by one");
+        assert!(cleaner.must_look() && cleaner.is_raced(), "it comes back for it, after a nap");
+        home.order_stop(Instant::now());
+        assert!(!cleaner.is_raced(), "nobody is to wait for a nap");
+        cleaner.had_arrivals = false;
+        cleaner.ingest();
+        assert_eq!(home.inbox.waiting(class), 0, "in the next pass");
+        while let Some(block) = home.pending.pop_any() {
+            block.quarantine();
+        }
     }
 
     #[test]
