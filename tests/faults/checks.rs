@@ -78,18 +78,19 @@ fn balanced(stage: &Stage) -> Stats {
         // Where registering is refused, the driver's own memory takes the place of both.
         let of_driver = stage.device.allocated_host_bytes();
         let truth = (stage.device.mapped_bytes() + of_driver, stage.device.registered_bytes() + of_driver);
-        let is_quiet = all.iter().all(|stats| stats.retiring_bytes == 0);
+        // What a graph held is queued again when that is gone, which no settling waits for: a look in the midst of its
+        // registration finds the bytes counted and the block not yet.
+        let is_quiet = all.iter().all(|stats| stats.retiring_bytes == 0 && stats.is_balanced());
         if (books == truth || !stage.books_are_whole()) && is_quiet {
             break all;
         }
         assert!(
             Instant::now() < deadline,
-            "mapped and registered: {truth:?}, accounted for {books:?}: {all:#?}"
+            "mapped and registered: {truth:?}, accounted for {books:?}, or the accounts do not balance: {all:#?}"
         );
         std::thread::yield_now();
     };
     for stats in &all {
-        assert!(stats.is_balanced(), "the accounts do not balance: {stats:#?}");
         let given = stats.hits + stats.unpinned_hits + stats.harvested + stats.misses;
         assert_eq!(given, stats.returned + stats.checked_out_buffers as u64, "{stats:#?}");
     }
