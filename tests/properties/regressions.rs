@@ -113,16 +113,7 @@ fn what_is_left_of_an_old_group_is_old() {
 #[test]
 fn a_buffer_of_a_context_that_has_ended_is_not_shelved() {
     replay(
-        Setup {
-            devices: 1,
-            reads_pageable: false,
-            allocates: false,
-            contexts: Contexts::Change,
-            cap: 1 << 26,
-            ceiling: usize::MAX,
-            zero_limit: usize::MAX,
-            seed: 1,
-        },
+        Setup { contexts: Contexts::Change, ..one_device() },
         &[
             Take(Pinned, 1),
             EndContext(0),
@@ -139,16 +130,7 @@ fn a_buffer_of_a_context_that_has_ended_is_not_shelved() {
 #[test]
 fn a_record_in_a_context_made_anew_does_not_end_with_the_old_one() {
     replay(
-        Setup {
-            devices: 1,
-            reads_pageable: false,
-            allocates: false,
-            contexts: Contexts::Change,
-            cap: 1 << 26,
-            ceiling: usize::MAX,
-            zero_limit: usize::MAX,
-            seed: 1,
-        },
+        Setup { contexts: Contexts::Change, ..one_device() },
         &[Take(Plain, 1), CopyOut(0, 0, 0, true), EndContext(0), MakeContext(0), Record(0, 0), Wait(0)],
     );
 }
